@@ -1,0 +1,26 @@
+"""The one exception that means "you asked for something impossible", and its wording.
+
+    raise UserError("task 'arr' is not known", near_names("arr", known))
+
+The command line prints it as one line and exits with 2; in a library it is a `ValueError`.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what was asked for: says what, where and the remedy in one line."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}: {remedy}" if remedy else what)
+
+
+def near_names(name: str, known: Iterable[str], limit: int = 12) -> str:
+    """Return "did you mean …?" for a mistyped `name`, or the known names when none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    shown = ", ".join(names[:limit])
+    return f"known: {shown}" + (", …" if len(names) > limit else "") if names else "none is known"
