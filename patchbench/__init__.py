@@ -1,5 +1,7 @@
 """patchbench: where does a sequence model store an association?
 
+Use:
+
     import patchbench as pb
     result = pb.evaluate(pb.load_model("EleutherAI/pythia-70m"), pb.load_task("ar", num_pairs=4))
 

@@ -1,5 +1,7 @@
 """Writing files so that a killed process leaves the old state or the new one, never half.
 
+Use:
+
     with atomic_write(path) as temporary: temporary.write_text("…")
     with fresh_directory(out, overwrite=False) as temporary: (temporary / "result.json").write_text("…")
 """

@@ -1,5 +1,7 @@
 """Names to things: filled by a decorator or by entry points, imported only when asked for.
 
+Use:
+
     TASKS: Registry[type[Task]] = Registry("task", entry_points="patchbench.tasks")
     TASKS.add("ar", "patchbench.tasks.ar:ARTask")      # lazy
     @TASKS.register("my_task")                         # eager
