@@ -1,4 +1,9 @@
-"""The one exception that means "you asked for something impossible", and its wording.
+"""The two exceptions of the house, and the wording of the first.
+
+`UserError` means "you asked for something impossible", `ControlError` "the numbers are not to be
+trusted".
+
+Use:
 
     raise UserError("task 'arr' is not known", near_names("arr", known))
 
@@ -14,6 +19,10 @@ class UserError(ValueError):
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(f"{what}: {remedy}" if remedy else what)
+
+
+class ControlError(RuntimeError):
+    """A hard control is off: the run's numbers cannot be trusted."""
 
 
 def near_names(name: str, known: Iterable[str], limit: int = 12) -> str:

@@ -1,0 +1,259 @@
+"""The main job: a model and a task go in, a `Result` with an interval and controls comes out.
+
+Use:
+
+    result = evaluate("EleutherAI/pythia-70m", "ar", n=128, layers=[0, 3], positions=["value"])
+    print(result.attrib("L3.block_input@value"))
+
+Every example is run clean and corrupted; then, for each site, once more with one activation
+exchanged. The rows of all that are the Result; everything reported is computed from them.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from patchbench import controls
+from patchbench.common import UserError, near_names
+from patchbench.engines import ENGINES
+from patchbench.engines.base import make_batches
+from patchbench.interventions import Direction, Intervention
+from patchbench.results import Result, collect_provenance
+from patchbench.sites import Position, Site
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+
+    from patchbench.adapters import HookMap, LoadedModel
+    from patchbench.tasks import Task
+
+DIRECTIONS = ("denoise", "noise")
+DEFAULT_POSITIONS = ("key", "value", "value+1", "query")
+# The read-out: the last token of the prompt. It is the query unless a template puts tokens between.
+READ_OUT = "answer-1"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What to measure.
+
+    Attributes:
+        n: examples of the split.
+        positions: roles with offsets; None takes `DEFAULT_POSITIONS`, and the read-out where a
+            template separates it from the query.
+        layers: None takes all.
+        template: how a pretrained tokenizer's words are laid out; "symbolic" feeds the task's own
+            token ids; "auto" renders when the model has a tokenizer.
+        shots: solved documents in front of each prompt.
+        seed: of the bootstrap and of the shots; the task has its own.
+    """
+
+    n: int = 256
+    split: str = "test"
+    batch_size: int = 32
+    corruptions: tuple[str, ...] = ("key",)
+    directions: tuple[str, ...] = ("denoise",)
+    components: tuple[str, ...] = ("block_input",)
+    layers: tuple[int, ...] | None = None
+    positions: tuple[str, ...] | None = None
+    engine: str = "pyvene"
+    template: str = "auto"
+    shots: int = 0
+    seed: int = 0
+    resamples: int = 2000
+
+    def __post_init__(self) -> None:
+        for name, least in (("n", 1), ("batch_size", 1), ("shots", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
+        if self.resamples < 100:
+            raise UserError(f"resamples={self.resamples}", "at least 100 make an interval")
+        for name in ("corruptions", "directions", "components", "layers", "positions"):
+            value = getattr(self, name)
+            if value is not None and not value:
+                raise UserError(f"{name} is empty", "name at least one")
+            if value is not None and len(set(value)) != len(value):
+                raise UserError(f"{name}={list(value)} names one twice", "name each once")
+        for direction in self.directions:
+            if direction not in DIRECTIONS:
+                raise UserError(
+                    f"unknown direction {direction!r}", near_names(direction, DIRECTIONS)
+                )
+        for position in self.positions or ():
+            Position.parse(position)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "EvaluateConfig":
+        """Build from keywords, any sequence for a tuple; an unknown name is a `UserError`."""
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise UserError(f"unknown setting {name!r} of evaluate", near_names(name, known))
+        return cls(
+            **{
+                name: tuple(value) if isinstance(value, list | range) else value
+                for name, value in settings.items()
+            }
+        )
+
+
+def evaluate(
+    model: "str | PreTrainedModel | LoadedModel",
+    task: "str | Task",
+    *,
+    progress: Progress | None = None,
+    command: str | None = None,
+    **settings: Any,
+) -> Result:
+    """Measure where `model` stores the association that `task` asks for.
+
+    Args:
+        model: a hub id, folder, file, `PreTrainedModel`, or what `load_model` returned.
+        task: a task's name, or what `load_task` returned.
+        progress: called with (forward rows done, rows in all) after each batch.
+        command: the command line, for the provenance.
+        **settings: the fields of `EvaluateConfig`.
+
+    Raises:
+        UserError: something asked for does not exist or does not fit.
+        ControlError: a hard control is off (see `patchbench.controls`).
+    """
+    from patchbench.adapters import LoadedModel, load_model, probe
+    from patchbench.tasks import load_task
+
+    config = EvaluateConfig.of(settings)
+    started = time.perf_counter()
+    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    task = load_task(task) if isinstance(task, str) else task
+    for corruption in config.corruptions:
+        if corruption not in task.corruptions:
+            raise UserError(
+                f"task {task.name!r} has no corruption {corruption!r}",
+                near_names(corruption, task.corruptions),
+            )
+
+    dataset, notes = _dataset(loaded, task, config)
+    batches = [
+        controls.with_partner(batch)
+        for batch in make_batches(dataset, config.batch_size, config.corruptions)
+    ]
+    positions = config.positions or default_positions(dataset)
+    sites = select_sites(loaded.hook_map, config.components, config.layers, positions)
+    probe(loaded, sites=sites)
+    plan = _plan(loaded.hook_map, sites, config)
+
+    engine = ENGINES[config.engine]()
+    tables, done, total = [], 0, len(plan) * len(dataset)
+    for batch in batches:
+        tables.append(engine.run(loaded, plan, batch))
+        done += len(plan) * len(batch.index)
+        if progress is not None:
+            progress(done, total)
+    rows = pa.concat_tables(tables).sort_by(
+        [("corruption", "ascending"), ("direction", "ascending"), ("site", "ascending")]
+    )
+    checks = controls.check(rows, dtype=loaded.dtype)
+    provenance = collect_provenance(
+        loaded=loaded,
+        task=task,
+        dataset=dataset,
+        seconds=time.perf_counter() - started,
+        command=command,
+        notes=[*loaded.notes, *notes],
+    )
+    return Result.from_rows(
+        rows, config=asdict(config), provenance=provenance, controls=[asdict(c) for c in checks]
+    )
+
+
+def default_positions(dataset: "Dataset") -> tuple[str, ...]:
+    """Return the default positions, with the read-out where it is not the query itself."""
+    roles = dataset[0]["roles"]
+    extra = () if roles["answer"] - 1 == roles["query"] else (READ_OUT,)
+    return DEFAULT_POSITIONS + extra
+
+
+def select_sites(
+    hook_map: "HookMap",
+    components: Sequence[str],
+    layers: Sequence[int] | None,
+    positions: Sequence[str],
+) -> list[Site]:
+    """Return every site of the components × layers × positions that the model has.
+
+    A component that only some layers have (a hybrid's) is taken where it exists.
+
+    Raises:
+        UserError: a layer is out of range, or a component is on none of the layers.
+    """
+    for layer in layers or ():
+        if not 0 <= layer < hook_map.num_layers:
+            raise UserError(
+                f"layer {layer} does not exist", f"the model has layers 0–{hook_map.num_layers - 1}"
+            )
+    wanted = range(hook_map.num_layers) if layers is None else sorted(layers)
+    places = [Position.parse(position) for position in positions]
+    sites = []
+    for component in components:
+        on = [layer for layer in (None, *wanted) if (layer, component) in hook_map.points]
+        if not on:
+            known = {name for _, name in hook_map.points}
+            where = "" if layers is None or component not in known else " on the layers asked for"
+            raise UserError(
+                f"the model has no component {component!r}{where}", near_names(component, known)
+            )
+        sites += [Site(layer, component, place) for layer in on for place in places]
+    return sites
+
+
+def _dataset(
+    loaded: "LoadedModel", task: "Task", config: EvaluateConfig
+) -> tuple["Dataset", list[str]]:
+    """Return the examples in the model's own token ids, and what to tell the user about them."""
+    from patchbench.tasks.rendering import RenderConfig, Renderer
+
+    template = config.template
+    if template == "auto" and loaded.tokenizer is None:
+        template = "symbolic"
+    if template == "symbolic":
+        if config.shots:
+            raise UserError("shots need a tokenizer", "drop --shots, or name a --template")
+        if loaded.vocab_size < task.vocab_size:
+            raise UserError(
+                f"task {task.name!r} has {task.vocab_size} tokens, the model {loaded.vocab_size} "
+                "and no tokenizer",
+                "pass --tokenizer, or make the task's vocabulary smaller with --set",
+            )
+        return task.dataset(config.split, config.n), []
+    if loaded.tokenizer is None:
+        raise UserError(
+            f"template {template!r} needs a tokenizer, and the model has none", "pass --tokenizer"
+        )
+    renderer = Renderer(
+        task,
+        loaded.tokenizer,
+        RenderConfig(template=cast(Any, template), shots=config.shots),
+        max_positions=loaded.max_positions,
+        seed=config.seed,
+    )
+    dataset = renderer.dataset(config.split, config.n)
+    return dataset, renderer.notes
+
+
+def _plan(hook_map: "HookMap", sites: list[Site], config: EvaluateConfig) -> list[Intervention]:
+    plan = []
+    for corruption in config.corruptions:
+        for direction in cast(tuple[Direction, ...], config.directions):
+            plan += controls.interventions(hook_map, corruption=corruption, direction=direction)
+            plan += [
+                Intervention(sites=(site,), corruption=corruption, direction=direction)
+                for site in sites
+            ]
+    return plan

@@ -1,0 +1,1 @@
+"""Consumers of a `Result` that show it to a person."""

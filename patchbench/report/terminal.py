@@ -1,0 +1,209 @@
+"""A Result in the terminal: at most 80 columns, tables on stdout, progress on stderr.
+
+Use:
+
+    with progress_bar("patching", quiet=False) as progress:
+        result = evaluate(model, task, progress=progress)
+    print_result(result)
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import rich.box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from patchbench.adapters import LoadedModel
+    from patchbench.results import Result
+
+WIDTH = 80
+# Columns of "0.98 [0.95, 1.01]" beside the layer that fit into WIDTH.
+MOST_COLUMNS = 4
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    console.width = min(console.width, WIDTH)
+    return console
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.0f}/s", style="progress.data.speed")
+
+
+@contextmanager
+def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback (done, total) that draws a bar with rate and time left on stderr."""
+    if quiet:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def spinner(label: str, *, quiet: bool) -> Iterator[None]:
+    """Show that something of unknown length is under way, on stderr."""
+    if quiet:
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+        progress.add_task(escape(label), total=None)
+        yield
+
+
+def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool = False) -> None:
+    """Print dicts with equal keys as a table, or as JSON."""
+    console = _console()
+    if as_json:
+        console.print_json(json.dumps(list(rows)))
+        return
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(rows[0] if rows else ()):
+        table.add_column(name.replace("_", " "), no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    console.print(table)
+
+
+def print_sites(loaded: "LoadedModel", *, as_json: bool = False) -> None:
+    """Print the components of each layer; equal layers share a line."""
+    hook_map = loaded.hook_map
+    groups: list[tuple[list[int | None], list[str]]] = []
+    for layer in (None, *range(hook_map.num_layers)):
+        components = hook_map.components(layer)
+        if not components:
+            continue
+        if groups and groups[-1][1] == components and groups[-1][0] != [None]:
+            groups[-1][0].append(layer)
+        else:
+            groups.append(([layer], components))
+    if as_json:
+        content = [
+            {"layer": layer, "components": names} for layers, names in groups for layer in layers
+        ]
+        _console().print_json(json.dumps(content))
+        return
+    console = _console()
+    console.print(f"{escape(loaded.name)}  ({hook_map.origin}: {escape(hook_map.model_type)})")
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("layers", no_wrap=True)
+    table.add_column("components")
+    for layers, names in groups:
+        if layers == [None]:
+            label = "–"
+        else:
+            label = f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
+        table.add_row(label, ", ".join(names))
+    console.print(table)
+    for note in [*loaded.notes, *hook_map.notes]:
+        console.print(f"note: {escape(note)}")
+
+
+def print_result(result: "Result", *, quiet: bool = False) -> None:
+    """Print what was run, the gate, the controls and Attrib by layer × position."""
+    console = _console()
+    summary = result.summary
+    model, task = summary["model"], summary["task"]
+    console.print(
+        f"[bold]{escape(model['name'])}[/]  {model['num_parameters'] / 1e6:.1f} M parameters, "
+        f"{model['dtype']}, {model['device']}"
+    )
+    console.print(
+        f"[bold]{escape(task['name'])}[/]  {task['split']}, {summary['n']} items, "
+        f"template {task['template']}, {task['shots']} shots"
+    )
+    console.print(
+        f"accuracy {_interval(summary['accuracy'])} over the vocabulary, "
+        f"{_interval(summary['accuracy_in_context'])} among in-context values"
+    )
+    console.print(f"floor    {summary['floor']:.3f} without recall ({task['floor']})")
+    for run in summary["runs"]:
+        _print_run(console, result, run)
+    if not quiet:
+        for note in result.provenance["notes"]:
+            console.print(f"note: {escape(note)}")
+
+
+def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
+    corruption, direction = run["corruption"], run["direction"]
+    console.print()
+    console.print(
+        f"[bold]{corruption} corrupted, {direction}[/]  p(answer) clean "
+        f"{_interval(run['p_clean'])}, corrupted {_interval(run['p_corrupted'])}"
+    )
+    checks = [c for c in run["controls"]]
+    console.print(
+        "controls " + ", ".join(f"{c['control']} off by {c['error']:.0e}" for c in checks)
+    )
+    if run["reasons"]:
+        console.print(
+            f"[yellow]below the gate, so no effects are shown:[/] {'; '.join(run['reasons'])}"
+        )
+        return
+    for component in result.config["components"]:
+        _print_grid(console, result, component, corruption, direction)
+
+
+def _print_grid(
+    console: Console, result: "Result", component: str, corruption: str, direction: str
+) -> None:
+    grid = result.table(component, corruption=corruption, direction=direction)
+    layers = list(dict.fromkeys(layer for layer, _ in grid))
+    positions = list(dict.fromkeys(position for _, position in grid))
+    wide = len(positions) <= MOST_COLUMNS
+    table = Table(
+        title=f"Attrib of {component}" + ("" if wide else " (intervals: --json)"),
+        title_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1) if wide else (0, 0, 0, 1),
+    )
+    table.add_column("layer", justify="right")
+    for position in positions:
+        table.add_column(position, justify="right", no_wrap=True)
+    for layer in layers:
+        cells = []
+        for position in positions:
+            estimate = grid.get((layer, position))
+            if estimate is None:
+                cells.append("–")
+                continue
+            text = f"{estimate.value:.2f}"
+            if wide:
+                text += f" [{estimate.low:.2f}, {estimate.high:.2f}]"
+            style = "bold" if estimate.low > 0.5 else "" if estimate.low > 0 else "dim"
+            cells.append(f"[{style}]{escape(text)}[/]" if style else escape(text))
+        table.add_row("–" if layer is None else str(layer), *cells)
+    console.print(table)
+
+
+def _interval(estimate: dict[str, float]) -> str:
+    return escape(f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]")
