@@ -1,0 +1,192 @@
+"""Causal convolutions, channel by channel: short (a few taps) and long (a tap per position).
+
+Use:
+
+    y, last_inputs = short_conv(x, weight, bias, return_state=True)
+    y2, _ = short_conv(x2, weight, bias, initial_state=last_inputs)
+    y, history = long_conv(x, filters, return_state=True)
+
+The long convolution has two forms. "direct" multiplies with blocks of the filter's Toeplitz
+matrix: an output depends, to the last bit, on no later input. "fft" is faster on long sequences,
+but rounding spreads over the whole sequence: a change of a later input by 1 moves earlier outputs
+by up to about 1e-6 times the filter's largest weight. "auto" is direct up to `DIRECT_LIMIT`.
+
+Glossary: b batch, t time, s time including the past, l time within a block, d channels, w width.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from patchbench.adapters.ops import dispatch, kernels, naive
+from patchbench.adapters.ops.precision import no_autocast, working_dtype
+
+DIRECT_LIMIT = 1024
+_BLOCK = 64
+
+
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Sum y[t] = bias + Σ_j weight[:, w−1−j] x[t−j] over the last w inputs.
+
+    Args:
+        x: (b, t, d).
+        weight: (d, w) with w ≥ 1, the newest input last, as `nn.Conv1d` stores it.
+        bias: (d,).
+        initial_state: the w − 1 inputs before x, (b, w−1, d); zeros when None.
+        return_state: whether to return the last w − 1 inputs.
+        backend: "auto", "torch", "naive" or "causal_conv1d" (widths 2 to 4).
+
+    Returns:
+        y (b, t, d) in the dtype of `x`, and the last w − 1 inputs (b, w−1, d) in the dtype of `x`
+        (None unless asked for).
+
+    Raises:
+        UserError: the backend is unknown or cannot run here.
+    """
+    t, w = x.shape[1], weight.shape[1]
+    chosen = dispatch.choose("short_conv", backend, x, unsupported=_unsupported(x, w))
+    dtype = working_dtype(x, weight)
+    past = x.new_zeros(x.shape[0], w - 1, x.shape[2]) if initial_state is None else initial_state
+    history = torch.cat([past.to(x.dtype), x], 1) if w > 1 else x  # b w-1+t d
+    with no_autocast(x):
+        taps = weight.to(dtype)
+        shift = None if bias is None else bias.to(dtype)
+        if chosen == "causal_conv1d":
+            y = kernels.short_conv(x.to(dtype), taps, shift, past.to(dtype))
+        elif chosen == "naive":
+            y, _ = naive.short_conv(x.to(dtype), taps, shift, past.to(dtype))
+        else:
+            full = history.to(dtype)
+            if shift is None:
+                y = full[:, :t] * taps[:, 0]
+            else:
+                y = torch.addcmul(shift, full[:, :t], taps[:, 0])
+            for j in range(1, w):
+                y = torch.addcmul(y, full[:, j : j + t], taps[:, j])
+    return y.to(x.dtype), history[:, t:] if return_state else None
+
+
+def _unsupported(x: Tensor, w: int) -> str:
+    """Name what the CUDA kernel cannot do in this call ("" when it can do it)."""
+    if not 2 <= w <= 4:
+        return f"width {w}"
+    if x.shape[2] % 8:
+        return "a number of channels that 8 does not divide"
+    return "float64" if x.dtype == torch.float64 else ""
+
+
+def long_conv(
+    x: Tensor,
+    filters: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Sum y[t] = Σ_{s≤t} filters[:, t−s] x[s] over everything seen.
+
+    Args:
+        x: (b, t, d).
+        filters: (d, l), the weight of the newest input first; zero beyond l.
+        initial_state: all inputs before x, (b, s, d).
+        return_state: whether to return all inputs so far.
+        backend: "auto", "direct", "fft" or "naive".
+
+    Returns:
+        y (b, t, d) in the dtype of `x`, and all inputs so far (b, s+t, d) in the dtype of `x`
+        (None unless asked for).
+
+    Raises:
+        UserError: the backend is unknown.
+    """
+    history = x if initial_state is None else torch.cat([initial_state.to(x.dtype), x], 1)
+    t, s = x.shape[1], history.shape[1]
+    forms = ("direct", "fft") if s <= DIRECT_LIMIT else ("fft", "direct")
+    chosen = dispatch.choose("long_conv", backend, x, ours=forms)
+    dtype = working_dtype(x, filters)
+    with no_autocast(x):
+        taps = filters[:, :s].to(dtype)
+        full = history.to(dtype)
+        if chosen == "naive":
+            y, _ = naive.long_conv(full[:, s - t :], taps, full[:, : s - t])
+        elif chosen == "direct":
+            y = _direct(full, F.pad(taps, (0, s - taps.shape[1])), t)
+        else:
+            y = _fft(full, taps)[:, s - t :]
+    return y.to(x.dtype), history if return_state else None
+
+
+def _direct(history: Tensor, filters: Tensor, t: int) -> Tensor:
+    """Return the last t outputs (b, t, d): for every lag in blocks, one product for all blocks."""
+    b, s, d = history.shape
+    size = min(s, _BLOCK)
+    blocks, wanted = math.ceil(s / size), math.ceil(t / size)
+    # Blocks are counted from the end; within a block the newest input comes first.
+    x = F.pad(history, (0, 0, blocks * size - s, 0)).view(b, blocks, size, d)
+    x = x.flip(2).permute(3, 2, 1, 0).reshape(d, size, blocks * b)
+    lags = F.pad(filters, (size - 1, blocks * size - s))  # d, lag −(size − 1) first
+    y = _BlockToeplitz.apply(x, lags, wanted, b)
+    y = y.view(d, size, wanted, b).permute(3, 2, 1, 0).reshape(b, wanted * size, d)
+    return y[:, wanted * size - t :]
+
+
+class _BlockToeplitz(torch.autograd.Function):
+    """y[i] = Σ_m W[m] x[i − m] over blocks; W[m][p, q] = lags[m · size + p + q]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lags: Tensor, wanted: int, b: int) -> Tensor:
+        ctx.save_for_backward(x, lags)
+        ctx.wanted, ctx.b = wanted, b
+        y = x.new_zeros(*x.shape[:2], wanted * b)
+        for span, inputs, outputs in _block_lags(x.shape[1], x.shape[2] // b, wanted, b):
+            weights = lags[:, span].unfold(1, x.shape[1], 1)  # d l l
+            y[..., outputs].baddbmm_(weights, x[..., inputs])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
+        x, lags = ctx.saved_tensors
+        d, size, width = x.shape
+        dx, dlags = torch.zeros_like(x), torch.zeros_like(lags)
+        for span, inputs, outputs in _block_lags(size, width // ctx.b, ctx.wanted, ctx.b):
+            weights = lags[:, span].unfold(1, size, 1)
+            dx[..., inputs].baddbmm_(weights.transpose(1, 2), dy[..., outputs])
+            dweights = torch.bmm(dy[..., outputs], x[..., inputs].transpose(1, 2))  # d l l
+            # Shift row p by p, so that entries of equal p + q come to stand in one column.
+            skewed = F.pad(dweights, (0, size)).view(d, -1)[:, :-size]
+            dlags[:, span] += skewed.view(d, size, 2 * size - 1).sum(1)
+        return dx, dlags, None, None
+
+
+def _block_lags(
+    size: int, blocks: int, wanted: int, b: int
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield, per lag in blocks: its weights' span in `lags`, the input and the output columns."""
+    for lag in range(blocks):
+        count = min(wanted, blocks - lag)
+        inputs = slice((blocks - lag - count) * b, (blocks - lag) * b)
+        yield slice(lag * size, (lag + 2) * size - 1), inputs, slice((wanted - count) * b, None)
+
+
+def _fft(history: Tensor, filters: Tensor) -> Tensor:
+    """Return all outputs (b, s, d) by multiplication of spectra."""
+    s = history.shape[1]
+    n = s + filters.shape[1] - 1
+    n = 2 ** (n - 1).bit_length()  # no wrap-around, and a length that transforms fast
+    spectrum = torch.fft.rfft(history.transpose(1, 2), n=n) * torch.fft.rfft(filters, n=n)
+    return torch.fft.irfft(spectrum, n=n)[..., :s].transpose(1, 2)

@@ -1,0 +1,25 @@
+"""Decays over every span of a chunk, without the cancellation of subtracting long sums.
+
+Use:
+
+    decay = span_decay(log_decay)        # decay[..., t, s] = exp(Σ_{s<i≤t} log_decay[..., i])
+"""
+
+import torch
+from torch import Tensor
+
+
+def span_decay(log_decay: Tensor) -> Tensor:
+    """Return the product of decays after s up to and including t, 0 where s > t.
+
+    Args:
+        log_decay: (..., l), each at most 0.
+
+    Returns:
+        (..., l, l), indexed [t, s].
+    """
+    length = log_decay.shape[-1]
+    ones = torch.ones(length, length, dtype=torch.bool, device=log_decay.device)
+    later = log_decay.unsqueeze(-1).expand(*log_decay.shape, length)  # ... t s
+    total = later.masked_fill(~ones.tril(-1), 0).cumsum(-2)  # ... t s
+    return total.masked_fill(~ones.tril(), -torch.inf).exp()
