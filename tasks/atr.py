@@ -1,0 +1,278 @@
+"""Associative treecall: a sentence of a random grammar, then one of its tokens; the answer is its parent.
+
+    BOS sentence EOS query answer EOS            (a kind token after the query if several are asked)
+
+The head that a nonterminal emits is the parent of the terminals in its right-hand side and of the
+heads of the nonterminals in it. What may be asked is in `patchbench.tasks.queries`.
+
+Two heuristics solve about half of it without any tree: copying the token after the query's
+occurrence, and copying the sentence's last token. Their accuracy is the floor (`heuristic_floor`),
+and each row says whether they are right on it. One grammar is one draw: over 24 grammar seeds the
+floors are (mean ± standard deviation, 2,000 rows each, nothing dropped)
+
+FLOORS
+
+Rows that cannot be corrupted are dropped (`keep_uncorruptible=True` keeps them): sentences that
+use up the alphabet, and queries with an earlier occurrence whose answer is the same token. Long
+sentences are dropped more often than short ones, so the distribution shifts; the share over the
+same seeds is
+
+DROPS
+
+Source: Arora et al., arXiv 2505.15105, section 3 and appendix.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from patchbench.common import UserError, near_names
+from patchbench.tasks.base import BOS, EOS, FIRST_SYMBOL, Derived, Task
+from patchbench.tasks.catalog import VARIANTS
+from patchbench.tasks.example import Examples
+from patchbench.tasks.grammar import Grammar, GrammarConfig
+from patchbench.tasks.held_out import HeldOutPairs
+from patchbench.tasks.queries import QUERY_KINDS, Pairs, choose, eligible, related, rightmost
+from patchbench.tasks.ragged import Ragged
+from patchbench.tasks.sampling import generator
+from patchbench.tasks.settings import check_at_least, check_share
+from patchbench.tasks.trees import Forest, Headedness, grow
+
+if TYPE_CHECKING:
+    import datasets
+
+_GRAMMAR_STREAM = 0
+_CHUNK_ROWS = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class ATRConfig(GrammarConfig):
+    """Settings of associative treecall, those of its grammar included.
+
+    Attributes:
+        headedness: whether a head stands after ("right") or before ("left") its right-hand side.
+        query_kinds: what is asked; with several, a kind that the sentence allows is drawn.
+        min_length: shortest sentence.
+        max_sentence_length: longest sentence.
+        held_out: probability that an ordered (query, answer) pair is asked in test only.
+        grammar_seed: of the grammar alone; None takes the task's.
+        keep_uncorruptible: keep rows without a key or value corruption, which then is empty.
+    """
+
+    headedness: Headedness = "right"
+    query_kinds: tuple[str, ...] = ("parent",)
+    min_length: int = 3
+    max_sentence_length: int = 1024
+    held_out: float = 0.0
+    grammar_seed: int | None = None
+    keep_uncorruptible: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(held_out=self.held_out)
+        check_at_least(2, min_length=self.min_length)
+        check_at_least(self.min_length, max_sentence_length=self.max_sentence_length)
+        check_at_least(0, grammar_seed=self.grammar_seed or 0)
+        for kind in self.query_kinds:
+            if kind not in QUERY_KINDS:
+                raise UserError(f"unknown query kind {kind!r}", near_names(kind, QUERY_KINDS))
+        if not self.query_kinds or len(set(self.query_kinds)) != len(self.query_kinds):
+            raise UserError(
+                f"query_kinds={list(self.query_kinds)}",
+                "one or more of parent, child, sibling are needed, each once",
+            )
+
+
+class ATRTask(Task):
+    """Associative treecall of one config and seed."""
+
+    Config = ATRConfig
+    config: ATRConfig
+    variants: ClassVar = VARIANTS["atr"]
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """`<pad> <bos> <eos> t0 … <parent> <child> <sibling>`."""
+        terminals = [f"t{i}" for i in range(self.config.num_terminals)]
+        return ["<pad>", "<bos>", "<eos>", *terminals, *(f"<{kind}>" for kind in QUERY_KINDS)]
+
+    @cached_property
+    def kinds(self) -> dict[str, range | tuple[int, ...]]:
+        """Special, terminal and query-kind tokens."""
+        terminals = range(FIRST_SYMBOL, FIRST_SYMBOL + self.config.num_terminals)
+        return {
+            "special": (0, 1, 2),
+            "terminal": terminals,
+            "query_kind": range(terminals.stop, terminals.stop + len(QUERY_KINDS)),
+        }
+
+    @property
+    def max_length(self) -> int:
+        """The length of the longest document that is not rejected."""
+        return self.config.max_sentence_length + 4 + self._query_length
+
+    @property
+    def _query_length(self) -> int:
+        return 1 if len(self.config.query_kinds) == 1 else 2
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        """The grammar, drawn from the grammar's seed."""
+        names = [field.name for field in fields(GrammarConfig)]
+        config = GrammarConfig(**{name: getattr(self.config, name) for name in names})
+        own = self.config.grammar_seed
+        seed = self.seed if own is None else own
+        return Grammar.draw(generator(seed, _GRAMMAR_STREAM), config)
+
+    @cached_property
+    def _held_out(self) -> HeldOutPairs:
+        return HeldOutPairs(seed=self.seed, share=self.config.held_out)
+
+    def draw(self, rng: np.random.Generator, split: str) -> tuple[Examples, int]:
+        """Draw one chunk; sentences too short, too long or without an eligible pair are rejected."""
+        config = self.config
+        forest = grow(
+            self.grammar,
+            rng,
+            count=_CHUNK_ROWS,
+            shortest=config.min_length,
+            longest=config.max_sentence_length,
+            headedness=config.headedness,
+        )
+        last = rightmost(forest.tokens, config.num_terminals)
+        kind, pair, num_pairs = choose(
+            rng,
+            forest,
+            [eligible(forest, kind, last, self._held_out, split) for kind in config.query_kinds],
+        )
+        asked = kind >= 0
+        distinct = Ragged(
+            forest.tokens.values[last],
+            np.bincount(forest.tokens.rows[last], minlength=len(forest)),
+        ).select(asked)
+        starts = forest.tokens.starts[asked]
+        pair = Pairs(pair.query - starts, pair.answer - starts)
+        return self._write(
+            forest.select(asked), pair, kind[asked], num_pairs, distinct
+        ), _CHUNK_ROWS
+
+    def _write(
+        self,
+        forest: Forest,
+        pair: Pairs,
+        kind: np.ndarray,
+        num_pairs: np.ndarray,
+        distinct: Ragged,
+    ) -> Examples:
+        """Lay sentences out as documents; `pair` holds positions in the sentences."""
+        sentence, extra = forest.tokens, self._query_length
+        lengths = sentence.lengths + 4 + extra
+        tokens = Ragged(np.full(int(lengths.sum()), EOS, np.int32), lengths)
+        parents = Ragged(np.full(len(tokens.values), -1, np.int32), lengths)
+        starts, rows = tokens.starts, sentence.rows
+        place = np.arange(len(sentence.values)) + (starts + 1 - sentence.starts)[rows]
+        tokens.values[starts] = BOS
+        tokens.values[place] = sentence.values + FIRST_SYMBOL
+        up = forest.parents.values
+        parents.values[place] = np.where(up >= 0, up + 1, -1)
+
+        divider = sentence.lengths + 1
+        roles = {
+            "bos": divider * 0,
+            "key": pair.query + 1,
+            "value": pair.answer + 1,
+            "divider": divider,
+            "query": divider + 1,
+            "answer": divider + 1 + extra,
+        }
+        answer = tokens.at(roles["value"])
+        tokens.values[starts + roles["query"]] = tokens.at(roles["key"])
+        tokens.values[starts + roles["answer"]] = answer
+        asked = np.array([QUERY_KINDS.index(k) for k in self.config.query_kinds])  # type: ignore[arg-type]
+        if extra == 2:
+            tokens.values[starts + roles["query"] + 1] = self.kinds["query_kind"][0] + asked[kind]
+        return Examples(
+            tokens=tokens,
+            parents=parents,
+            roles=roles,
+            candidates=distinct.with_values(distinct.values + FIRST_SYMBOL),
+            corruptions={},
+            metadata={
+                "query_kind": asked[kind],
+                "distance": np.abs(roles["value"] - roles["key"]),
+                "depth": forest.depths,
+                "answer_is_next_token": tokens.at(roles["key"] + 1) == answer,
+                "answer_is_rightmost": tokens.at(divider - 1) == answer,
+                "num_pairs": num_pairs,
+            },
+            kinds=QUERY_KINDS,
+        )
+
+    def solve(self, input_ids: Sequence[int], parents: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return what stands in the asked relation to the query's rightmost occurrence."""
+        divider = list(input_ids).index(EOS)
+        query = input_ids[divider + 1]
+        places = [i for i in range(1, divider) if input_ids[i] == query]
+        if not places:
+            return ()
+        key, kind = places[-1], self.config.query_kinds[0]
+        if len(self.config.query_kinds) > 1:
+            kind = self.symbols[input_ids[divider + 2]].strip("<>")
+        if kind == "child":
+            found = [i for i in range(1, divider) if parents[i] == key]
+        elif parents[key] < 0:
+            found = []
+        elif kind == "parent":
+            found = [parents[key]]
+        else:
+            found = [i for i in range(1, divider) if parents[i] == parents[key] and i != key][-1:]
+        return tuple(sorted({int(input_ids[i]) for i in found}))
+
+    def derive(self, tokens: np.ndarray, examples: Examples, token: np.ndarray) -> Derived:
+        """Apply the rule to many documents."""
+        documents, parents = examples.tokens, examples.parents
+        rows, starts = documents.rows, documents.starts
+        query = tokens[starts + examples.roles["query"]]
+        before = documents.positions < examples.roles["divider"][rows]
+        occurrences = np.flatnonzero((tokens == query[rows]) & before)
+        key = np.full(len(documents), -1)
+        key[rows[occurrences]] = occurrences  # the last assignment stays: the rightmost
+
+        count = np.zeros(len(documents), np.int32)
+        answer = np.full(len(documents), -1)
+        accepts = np.zeros(len(documents), bool)
+        for index in np.unique(examples.metadata["query_kind"]):
+            pairs = related(parents, QUERY_KINDS[index])
+            of_kind = examples.metadata["query_kind"] == index
+            pairs = pairs.select(
+                (pairs.query == key[rows[pairs.query]]) & of_kind[rows[pairs.query]]
+            )
+            row, found = rows[pairs.answer], tokens[pairs.answer]
+            accepts[row[found == token[row]]] = True
+            packed = np.unique(row * self.vocab_size + found)
+            row, found = np.divmod(packed, self.vocab_size)
+            count += np.bincount(row, minlength=len(documents)).astype(np.int32)
+            answer[row] = found
+        return Derived(count=count, answer=np.where(count == 1, answer, -1), accepts=accepts)
+
+    def swappable(self, examples: Examples) -> np.ndarray:
+        """Exclude, for `child`, the key's other children: they are answers already."""
+        key = examples.roles["key"][examples.tokens.rows]
+        child = examples.metadata["query_kind"] == QUERY_KINDS.index("child")
+        return ~child[examples.tokens.rows] | (examples.parents.values != key)
+
+    def heuristic_floor(self, dataset: "datasets.Dataset") -> dict[str, float]:
+        """Return the accuracy of the two heuristics, and of an oracle that knows which to use."""
+        metadata = dataset.data["metadata"].combine_chunks()
+        following, last = (
+            np.asarray(metadata.field(name).to_numpy(zero_copy_only=False))
+            for name in ("answer_is_next_token", "answer_is_rightmost")
+        )
+        return {
+            "next_token": float(following.mean()),
+            "rightmost": float(last.mean()),
+            "either": float((following | last).mean()),
+        }

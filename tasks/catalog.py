@@ -1,0 +1,117 @@
+"""The tasks there are, by name: "family" or "family/variant".
+
+Nothing heavy is imported until a task is loaded, so that a listing costs nothing. Another package
+adds a family by the decorator or by an entry point of the group `patchbench.tasks`:
+
+    @TASKS.register("my_task")
+    class MyTask(Task): ...
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from patchbench.common import Registry, UserError, near_names
+
+if TYPE_CHECKING:
+    from patchbench.tasks.base import Task
+
+TASKS: "Registry[type[Task]]" = Registry("task", entry_points="patchbench.tasks")
+TASKS.add("ar", "patchbench.tasks.ar:ARTask")
+TASKS.add("atr", "patchbench.tasks.atr:ATRTask")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A named config of a family: one line on what it is, and its settings."""
+
+    description: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task's name and one line on what it is."""
+
+    name: str
+    description: str
+
+
+_LARGE = {"num_terminals": 8192, "terminal_occurrence_factor": 20.0}
+
+# The variants of our own families stand here, and not on the classes, to be listed without them.
+VARIANTS: Mapping[str, Mapping[str, Variant]] = {
+    "ar": {
+        "": Variant("associative recall: 16 key–value pairs, then a key; 4096 keys and values"),
+        "reverse": Variant("associative recall asked backwards: a value, answer its key", {"reverse": True}),
+        "held_out": Variant("associative recall; test asks pairs that training never asks", {"held_out": 0.2}),
+        "mini": Variant(
+            "associative recall with 4 pairs of 16 keys and 16 values",
+            {"num_pairs": 4, "num_keys": 16, "num_values": 16},
+        ),
+    },
+    "atr": {
+        "easy": Variant("associative treecall: the parent of a terminal; 20 terminals, short rules"),
+        "medium": Variant("associative treecall with rules of up to 9 symbols", {"max_rhs_length": 10}),
+        "large_vocab": Variant("associative treecall with 8192 terminals", _LARGE),
+        "uniform_heads": Variant(
+            "associative treecall whose heads are uniform: key–value statistics carry nothing",
+            {"heads": "uniform"},
+        ),
+        "held_out": Variant(
+            "associative treecall; test asks pairs that training never asks", {"held_out": 0.2}
+        ),
+        "sibling": Variant(
+            "associative treecall: the rightmost sibling", {"query_kinds": ("sibling",)}
+        ),
+        "child": Variant(
+            "associative treecall: a child, any of them", {"query_kinds": ("child",)}
+        ),
+        "left": Variant(
+            "associative treecall, left-headed: the parent stands before its children",
+            {"headedness": "left"},
+        ),
+    },
+}  # fmt: skip
+
+
+def list_tasks() -> list[TaskInfo]:
+    """Return every task, by name."""
+    return [
+        TaskInfo(_join(family, variant), description.description)
+        for family in TASKS
+        for variant, description in sorted(variants_of(family).items())
+    ]
+
+
+def load_task(name: str, *, seed: int = 0, **overrides: Any) -> "Task":
+    """Return a task.
+
+    Args:
+        name: as `list_tasks` gives it.
+        seed: of everything random in the task.
+        **overrides: settings of the task's config, as values or as text.
+
+    Raises:
+        UserError: an unknown task or setting, or an impossible value.
+    """
+    from patchbench.tasks.settings import make_config
+
+    family, _, variant = name.partition("/")
+    if family not in TASKS or variant not in variants_of(family):
+        raise UserError(
+            f"unknown task {name!r}", near_names(name, [info.name for info in list_tasks()])
+        )
+    cls = TASKS[family]
+    settings = {**variants_of(family)[variant].settings, **overrides}
+    config = make_config(cls.Config, settings, where=f"task {name!r}")
+    return cls(name=name, config=config, seed=seed)
+
+
+def variants_of(family: str) -> Mapping[str, Variant]:
+    """Return the named configs of a family."""
+    return VARIANTS[family] if family in VARIANTS else TASKS[family].variants
+
+
+def _join(family: str, variant: str) -> str:
+    return f"{family}/{variant}" if variant else family
