@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-
-from patchbench.common import UserError, near_names
 from patchbench.tasks.catalog import VARIANTS, Variant
 from patchbench.tasks.example import CORRUPTIONS, ROLES, Examples
 from patchbench.tasks.sampling import generator
+
+from patchbench.common import UserError, near_names
 
 if TYPE_CHECKING:
     import datasets
@@ -170,10 +170,15 @@ class Task(ABC):
         return len(self.symbols)
 
     @property
+    def variant(self) -> Variant:
+        """The named config that the task was loaded by; overrides are not in it."""
+        family, _, variant = self.name.partition("/")
+        return VARIANTS.get(family, self.variants)[variant]
+
+    @property
     def description(self) -> str:
         """One line on what the task is."""
-        family, _, variant = self.name.partition("/")
-        return VARIANTS.get(family, self.variants)[variant].description
+        return self.variant.description
 
     @cached_property
     def kind_names(self) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import datasets
 import pyarrow as pa
-
-from patchbench.common import UserError
+from datasets.exceptions import DatasetGenerationError
 from patchbench.tasks.base import GENERATOR_VERSION, Counts, Task
 from patchbench.tasks.example import features
+
+from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -48,7 +49,7 @@ class TaskBuilder(datasets.ArrowBasedBuilder):
         return datasets.DatasetInfo(features=features())
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        return [datasets.SplitGenerator(name=self.config.split)]  # type: ignore[arg-type]
+        return [datasets.SplitGenerator(name=self.config.split)]
 
     def _generate_tables(self) -> Iterator[tuple[int, pa.Table]]:
         task, missing = cast(Task, self.config.task), self.config.rows
@@ -75,17 +76,18 @@ def build(task: Task, split: str, rows: int) -> "Dataset":
     """
     names = cache_names(task, split, rows)
     try:
-        with _quietly():
+        with quietly():
             builder = TaskBuilder(task=task, split=split, rows=rows, **names)
             builder.download_and_prepare()
             return cast("Dataset", builder.as_dataset(split=split))
-    except datasets.exceptions.DatasetGenerationError as error:
-        # `datasets` wraps what the generator raised; its message says nothing of the cause.
-        raise error.__cause__ or error from None
-    except PermissionError as error:
+    except (OSError, DatasetGenerationError) as error:
+        # `datasets` wraps what a task raised, in words that say nothing of the cause.
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        if not isinstance(cause, OSError):
+            raise (cause or error) from None
         raise UserError(
-            f"the cache folder {error.filename} cannot be written",
-            "set HF_DATASETS_CACHE to a folder that can",
+            f"the cache of datasets cannot be written ({cause})",
+            "set HF_DATASETS_CACHE to a folder that can, with room",
         ) from error
 
 
@@ -116,7 +118,7 @@ def read_counts(dataset: "Dataset") -> Counts:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep `datasets` from drawing a progress bar for what takes a second."""
     shown = not datasets.are_progress_bars_disabled()
     if shown:

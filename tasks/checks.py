@@ -6,8 +6,6 @@ It reads finished documents only: what changed, where, and what the rule makes o
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from patchbench.tasks.corruptions import context_mask
 from patchbench.tasks.example import Corruption, Examples
 
 if TYPE_CHECKING:
@@ -33,55 +31,54 @@ def check_examples(task: "Task", examples: Examples) -> None:
         == examples.answer,
         "the rule does not give the answer": derived.accepts,
     }
-    _raise_first(task, "clean", checks, np.arange(len(examples)))
+    _raise_first(task, "clean", checks)
     for name, corruption in examples.corruptions.items():
         _check_corruption(task, examples, name, corruption)
 
 
 def _check_corruption(task: "Task", examples: Examples, name: str, corruption: Corruption) -> None:
-    index = np.flatnonzero(corruption.exists)
-    if not len(index):
-        return
-    clean = examples.select(corruption.exists)
-    twin = corruption.tokens.select(corruption.exists)
-    answer = corruption.answer[corruption.exists]
-    if not np.array_equal(twin.lengths, clean.tokens.lengths):
+    rows, before, after = examples.tokens.rows, examples.tokens.values, corruption.tokens
+    if after.shape != before.shape:
         raise CorruptionError(f"task {task.name!r}, {name}: the length changed")
-    rows, before, after = clean.tokens.rows, clean.tokens.values, twin.values
-    changed = before != after
-    changes = np.bincount(rows[changed], minlength=len(index))
-    outside = np.bincount(rows[changed & ~context_mask(clean)], minlength=len(index))
+
+    def per_row(places: np.ndarray) -> np.ndarray:
+        return np.bincount(rows[places], minlength=len(examples))
+
+    changed = np.flatnonzero(before != after)
     role = "value" if name == "swap" else name
-    old, new = clean.tokens.at(clean.roles[role]), twin.at(clean.roles[role])
-    elsewhere = np.bincount(rows[context_mask(clean) & (before == new[rows])], minlength=len(index))
-    derived = task.derive(after, clean, clean.answer)
+    place = examples.tokens.starts + examples.roles[role]
+    old, new = before[place], after[place]
     if name == "swap":
-        returned = np.bincount(
-            rows[changed & (after == old[rows]) & (before == new[rows])], minlength=len(index)
-        )
-        fitting = {"the two tokens do not change places": (changes == 2) & (returned == 1)}
-    else:
+        returned = (after[changed] == old[rows[changed]]) & (before[changed] == new[rows[changed]])
         fitting = {
-            f"not exactly the {role} changed": changes == 1,
-            "the new token stands elsewhere in the context": elsewhere == 0,
+            "the two tokens do not change places": (per_row(changed) == 2)
+            & (per_row(changed[returned]) == 1)
         }
-    definite = derived.count == 1
+    else:
+        elsewhere = np.flatnonzero(examples.in_context & (before == new[rows]))
+        fitting = {
+            f"not exactly the {role} changed": per_row(changed) == 1,
+            "the new token stands elsewhere in the context": per_row(elsewhere) == 0,
+        }
+    derived, answer = task.derive(after, examples, examples.answer), corruption.answer
     checks = {
         **fitting,
         f"the {role} did not change": old != new,
-        "a token outside the context changed": outside == 0,
+        "a token outside the context changed": per_row(changed[~examples.in_context[changed]]) == 0,
         "the new token is of another kind": task.kind_of[old] == task.kind_of[new],
         "the clean answer can still be derived": ~derived.accepts,
         "the counterfactual is not what the rule gives": np.where(
-            definite, answer == derived.answer, (answer == -1) | (answer == new)
+            derived.count == 1, answer == derived.answer, (answer == -1) | (answer == new)
         ),
         "there is a counterfactual, but the rule gives none": (derived.count > 0) | (answer == -1),
     }
-    _raise_first(task, name, checks, index)
+    _raise_first(task, name, {m: passed | ~corruption.exists for m, passed in checks.items()})
+    if (answer[~corruption.exists] != -1).any():
+        raise CorruptionError(f"task {task.name!r}, {name}: an answer without a corruption")
 
 
-def _raise_first(task: "Task", name: str, checks: dict[str, np.ndarray], index: np.ndarray) -> None:
+def _raise_first(task: "Task", name: str, checks: dict[str, np.ndarray]) -> None:
     for message, passed in checks.items():
         if not passed.all():
-            row = index[int(np.argmin(passed))]
+            row = int(np.argmin(passed))
             raise CorruptionError(f"task {task.name!r}, {name}, row {row} of its chunk: {message}")

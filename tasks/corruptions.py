@@ -13,9 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from patchbench.tasks.example import Corruption, Examples
-from patchbench.tasks.ragged import Ragged
 from patchbench.tasks.sampling import draw_absent, pick
 
 if TYPE_CHECKING:
@@ -27,8 +25,9 @@ def corrupt(task: "Task", examples: Examples, rng: np.random.Generator) -> Examp
 
     With `keep_uncorruptible` in the task's config they stay, their corruption empty.
     """
-    key = _replace(task, examples, "key", rng)
-    value = _replace(task, examples, "value", rng)
+    absent = _Absent(task, examples)
+    key = _replace(task, examples, "key", absent.draw(rng, "key"))
+    value = _replace(task, examples, "value", absent.draw(rng, "value"))
     swap = _swap(task, examples, rng)
     clean = task.derive(examples.tokens.values, examples, examples.answer)
     examples = replace(
@@ -41,64 +40,71 @@ def corrupt(task: "Task", examples: Examples, rng: np.random.Generator) -> Examp
     return examples.select(key.exists & value.exists)
 
 
-def context_mask(examples: Examples) -> np.ndarray:
-    """Return for each token whether it is a symbol of the context."""
-    positions, rows = examples.tokens.positions, examples.tokens.rows
-    return (positions > examples.roles["bos"][rows]) & (positions < examples.roles["divider"][rows])
+class _Absent:
+    """Draws tokens that a context does not have; sorts the context once for each kind."""
+
+    def __init__(self, task: "Task", examples: Examples) -> None:
+        self._task, self._examples = task, examples
+        self._present: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def draw(self, rng: np.random.Generator, role: str) -> np.ndarray:
+        """Return for each row a token of the role's kind that its context lacks, −1 if none."""
+        examples, task = self._examples, self._task
+        if not len(examples):
+            return np.empty(0, np.int64)
+        kind = task.kind_names[task.kind_of[examples.tokens.at(examples.roles[role])[0]]]
+        ids = task.kinds[kind]
+        if kind not in self._present:
+            self._present[kind] = _distinct(examples, ids[0], len(ids))
+        present, counts = self._present[kind]
+        drawn = draw_absent(rng, present, counts, len(ids))
+        return np.where(drawn >= 0, drawn + ids[0], -1)
 
 
-def _replace(task: "Task", examples: Examples, role: str, rng: np.random.Generator) -> Corruption:
-    tokens, place = examples.tokens, examples.roles[role]
-    new = _absent(task, examples, role, rng)
-    possible = new >= 0
-    values = tokens.values.copy()
-    values[(tokens.starts + place)[possible]] = new[possible]
+def _distinct(examples: Examples, low: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each context's distinct tokens of low … low + size − 1, less low, and their number."""
+    tokens = examples.tokens
+    symbol = tokens.values - low
+    here = examples.in_context & (symbol >= 0) & (symbol < size)
+    # One sort of (row, token) brings equal tokens of a row together.
+    packed = tokens.rows[here] * size + symbol[here]
+    packed.sort()
+    first = np.ones(len(packed), bool)
+    first[1:] = packed[1:] != packed[:-1]
+    row, present = np.divmod(packed[first], size)
+    return present, np.bincount(row, minlength=len(examples))
+
+
+def _replace(task: "Task", examples: Examples, role: str, new: np.ndarray) -> Corruption:
+    """Put the tokens `new` at the role's positions."""
+    values = examples.tokens.values.copy()
+    place = examples.tokens.starts + examples.roles[role]
+    values[place] = np.where(new >= 0, new, values[place])
     after = task.derive(values, examples, examples.answer)
-    possible &= ~after.accepts
+    exists = (new >= 0) & ~after.accepts
     # A new value is itself what the rule now gives; a new key leaves an earlier occurrence, if any.
     answer = new if role == "value" else after.answer
-    return Corruption(
-        tokens=Ragged(values, tokens.lengths).emptied(possible),
-        answer=np.where(possible, answer, -1),
-    )
-
-
-def _absent(task: "Task", examples: Examples, role: str, rng: np.random.Generator) -> np.ndarray:
-    """Return for each row a token of the role's kind that is absent from the context, or −1."""
-    tokens = examples.tokens
-    kind = int(task.kind_of[tokens.at(examples.roles[role])[0]]) if len(examples) else 0
-    ids = task.kinds[task.kind_names[kind]]
-    low, size = ids[0], len(ids)
-    here = context_mask(examples) & (task.kind_of[tokens.values] == kind)
-    # One sort of (row, token) gives each row's distinct tokens in ascending order.
-    packed = tokens.rows[here] * size + (tokens.values[here] - low)
-    packed.sort()
-    packed = packed[np.append(True, packed[1:] != packed[:-1])] if len(packed) else packed
-    row, present = np.divmod(packed, size)
-    counts = np.bincount(row, minlength=len(examples))
-    rank = draw_absent(rng, present, counts, size)
-    return np.where(rank >= 0, rank + low, -1)
+    return Corruption(tokens=values, exists=exists, answer=np.where(exists, answer, -1))
 
 
 def _swap(task: "Task", examples: Examples, rng: np.random.Generator) -> Corruption:
     tokens = examples.tokens
-    rows, positions, values = tokens.rows, tokens.positions, tokens.values
-    key, query, answer = examples.roles["key"], examples.query, examples.answer
-    allowed = context_mask(examples) & task.swappable(examples)
+    rows, values, query, answer = tokens.rows, tokens.values, examples.query, examples.answer
+    key = tokens.starts + examples.roles["key"]
+    allowed = examples.in_context & task.swappable(examples)
     allowed &= task.kind_of[values] == task.kind_of[answer][rows]
-    allowed &= (values != answer[rows]) & (values != query[rows]) & (positions != key[rows])
-    # Where the value looks like the query, its new place must not come after the key.
-    allowed &= (answer != query)[rows] | (positions < key[rows])
+    allowed &= (values != answer[rows]) & (values != query[rows])
+    allowed[key] = False
+    if (answer == query).any():
+        # Where the value looks like the query, its new place must not come after the key.
+        allowed &= (answer != query)[rows] | (np.arange(len(values)) < key[rows])
     partners = np.flatnonzero(allowed)
     counts = np.bincount(rows[partners], minlength=len(examples))
-    possible = counts > 0
-    partner = partners[pick(rng, counts[possible])]
-    place = (tokens.starts + examples.roles["value"])[possible]
+    exists = counts > 0
+    partner = partners[pick(rng, counts[exists])]
+    place = (tokens.starts + examples.roles["value"])[exists]
     swapped = values.copy()
     swapped[place], swapped[partner] = values[partner], values[place]
-    possible &= ~task.derive(swapped, examples, answer).accepts
-    twin = Ragged(swapped, tokens.lengths)
-    return Corruption(
-        tokens=twin.emptied(possible),
-        answer=np.where(possible, twin.at(examples.roles["value"]), -1),
-    )
+    exists &= ~task.derive(swapped, examples, answer).accepts
+    new = swapped[tokens.starts + examples.roles["value"]]
+    return Corruption(tokens=swapped, exists=exists, answer=np.where(exists, new, -1))

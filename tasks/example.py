@@ -1,14 +1,14 @@
 """The row that every task makes: tokens, roles, the answer, and three corrupted twins.
 
-| column       | type                                  | meaning                                       |
-|--------------|---------------------------------------|-----------------------------------------------|
-| input_ids    | list<int32>                           | the whole document, the answer included       |
-| labels       | list<int32>                           | −100, but for the answer (not shifted)        |
-| roles        | struct of int32                       | index of bos, key, value, divider, query, answer |
-| answer       | int32                                 | token id; it is read out at `roles.answer` − 1 |
-| candidates   | list<int32>                           | the answers that stand in the context         |
-| corruptions  | struct of {input_ids, answer}         | key, value, swap: equal length, equal roles   |
-| metadata     | struct                                | see `METADATA`                                |
+| column      | type                         | meaning                                         |
+|-------------|------------------------------|-------------------------------------------------|
+| input_ids   | list<int32>                  | the whole document, the answer included         |
+| labels      | list<int32>                  | −100, but for the answer (not shifted)          |
+| roles       | struct of int32              | where bos, key, value, divider, query, answer are |
+| answer      | int32                        | token id; it is read out at `roles.answer` − 1  |
+| candidates  | list<int32>                  | the answers that stand in the context           |
+| corruptions | struct of {input_ids, answer} | key, value, swap: equal length, equal roles    |
+| metadata    | struct                       | see `METADATA`                                  |
 
 A corruption's `answer` is what the task's rule gives on the corrupted context, −1 if it gives
 nothing definite; a corruption that could not be built has `input_ids` [] and `answer` −1.
@@ -18,10 +18,10 @@ A task builds many rows at once as `Examples`, whose columns are NumPy arrays.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from patchbench.tasks.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -49,17 +49,14 @@ class Corruption:
     """One corrupted twin of each example.
 
     Attributes:
-        tokens: a row per example, of the clean length; no values where it could not be built.
-        answer: the counterfactual answer or −1.
+        tokens: flat, in the shape of the clean tokens; where the twin could not be built, whatever.
+        exists: whether it could be built: (rows,).
+        answer: the counterfactual answer or −1: (rows,).
     """
 
-    tokens: Ragged
+    tokens: np.ndarray
+    exists: np.ndarray
     answer: np.ndarray
-
-    @property
-    def exists(self) -> np.ndarray:
-        """Whether the corruption could be built."""
-        return self.tokens.lengths > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +95,35 @@ class Examples:
         """The queried tokens: (rows,)."""
         return self.tokens.at(self.roles["query"])
 
+    @cached_property
+    def in_context(self) -> np.ndarray:
+        """Whether each token is a symbol of the context, between `bos` and `divider`."""
+        first, length = self.roles["bos"] + 1, self.roles["divider"] - self.roles["bos"] - 1
+        # +1 where a context starts, −1 where it ends, summed along the flat array.
+        edges = np.zeros(len(self.tokens.values) + 1, np.int8)
+        edges[self.tokens.starts + first] = 1
+        edges[self.tokens.starts + first + length] = -1
+        return np.cumsum(edges[:-1], dtype=np.int8).view(bool)
+
     def select(self, mask: np.ndarray) -> "Examples":
         """Return the rows where `mask` is true."""
         if mask.all():
             return self
+        flat = np.repeat(mask, self.tokens.lengths)
+        tokens = Ragged(self.tokens.values[flat], self.tokens.lengths[mask])
+        has_trees = len(self.parents.values) > 0
         return replace(
             self,
-            tokens=self.tokens.select(mask),
-            parents=self.parents.select(mask),
+            tokens=tokens,
+            parents=tokens.with_values(self.parents.values[flat])
+            if has_trees
+            else self.parents.select(mask),
             roles={name: column[mask] for name, column in self.roles.items()},
             candidates=self.candidates.select(mask),
             corruptions={
-                name: Corruption(tokens=c.tokens.select(mask), answer=c.answer[mask])
+                name: Corruption(
+                    tokens=c.tokens[flat], exists=c.exists[mask], answer=c.answer[mask]
+                )
                 for name, c in self.corruptions.items()
             },
             metadata={name: column[mask] for name, column in self.metadata.items()},
@@ -145,7 +159,12 @@ class Examples:
                 "corruptions": struct(
                     {
                         name: struct(
-                            {"input_ids": c.tokens.to_arrow(), "answer": integers(c.answer)}
+                            {
+                                "input_ids": self.tokens.with_values(c.tokens)
+                                .emptied(c.exists)
+                                .to_arrow(),
+                                "answer": integers(c.answer),
+                            }
                         )
                         for name, c in self.corruptions.items()
                     }

@@ -12,7 +12,6 @@ Use:
 from dataclasses import dataclass
 
 import numpy as np
-
 from patchbench.tasks.sampling import generator
 
 _STREAM = 1

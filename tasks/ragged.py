@@ -45,7 +45,7 @@ class Ragged:
     @cached_property
     def rows(self) -> np.ndarray:
         """The row of each value."""
-        return np.repeat(np.arange(len(self)), self.lengths)
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     @cached_property
     def positions(self) -> np.ndarray:

@@ -71,7 +71,7 @@ def draw_absent(
     """
     room = size - counts
     rank = rng.integers(0, np.maximum(room, 1))
-    rows = np.arange(len(counts))
+    rows = np.arange(len(counts), dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
     row_of = np.repeat(rows, counts)
     absent_below = present - (np.arange(len(present)) - starts[row_of])
@@ -101,12 +101,12 @@ class Categoricals:
 
     @classmethod
     def flat_dirichlet(cls, rng: np.random.Generator, sizes: np.ndarray) -> "Categoricals":
-        """Draw distributions from Dirichlet(1, …, 1); outcomes are numbered on from one to the next.
+        """Draw distributions from Dirichlet(1, …, 1), their outcomes numbered on.
 
         The spacings of k − 1 sorted uniform numbers are exactly such a distribution over k.
         """
         inner = sizes - 1
-        row = np.repeat(np.arange(len(sizes)), inner)
+        row = np.repeat(np.arange(len(sizes), dtype=np.int64), inner)
         bounds = rng.integers(1 << _BITS, size=len(row), dtype=np.int64) + (row << _BITS)
         bounds.sort()
         return cls(

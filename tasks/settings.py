@@ -30,7 +30,7 @@ def make_config(cls: type[C], settings: Mapping[str, Any], *, where: str) -> C:
         UserError: an unknown field, a value of another type, or one that `cls` refuses.
     """
     hints = get_type_hints(cls)
-    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(cls)]
     values = {}
     for name, value in settings.items():
         if name not in known:

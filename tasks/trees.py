@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-
 from patchbench.tasks.grammar import Grammar
 from patchbench.tasks.ragged import Ragged
 
@@ -118,7 +117,7 @@ def _expand(
 
 
 def _lay_out(grammar: Grammar, levels: list[_Level], count: int, headedness: Headedness) -> Forest:
-    """Give every token its place: subtree sizes from the leaves up, positions from the root down."""
+    """Give every token its place: sizes from the leaves up, positions from the root down."""
     slot_sizes, node_sizes = [], np.empty(0, np.int64)
     for level in reversed(levels):
         size = np.ones(len(level.owner), np.int64)
