@@ -1,0 +1,88 @@
+"""Tiny random models of many transformers families, for the tests.
+
+Use:
+
+    model = tiny("llama", layers=2, width=32, vocab=64)     # eval mode, float32
+
+Weights are larger than a fresh model's, so that no effect drowns in rounding.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+HEADS = 4
+
+# Families with grouped-query attention get 2 key–value heads for 4 query heads.
+_LLAMA: dict[str, Any] = {"num_key_value_heads": 2, "intermediate_size": 48}
+_SSM: dict[str, Any] = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1}
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": 64},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64},
+    "gptj": {"n_positions": 64, "rotary_dim": 4},
+    "gpt_neox": {"intermediate_size": 48, "max_position_embeddings": 64},
+    "opt": {"ffn_dim": 48, "max_position_embeddings": 64},
+    "bloom": {},
+    "falcon": {"new_decoder_architecture": False},
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, "head_dim": 8},
+    "gemma": {**_LLAMA, "head_dim": 8},
+    "gemma2": {**_LLAMA, "head_dim": 8},
+    "phi": {"intermediate_size": 48},
+    "phi3": _LLAMA,
+    "olmo": _LLAMA,
+    "olmo2": _LLAMA,
+    "stablelm": _LLAMA,
+    "starcoder2": _LLAMA,
+    "mamba": {"state_size": 8},
+    "mamba2": _SSM,
+    "falcon_mamba": {"state_size": 8},
+}
+
+FAMILIES = tuple(_SETTINGS)
+
+
+def tiny_config(family: str, *, layers: int = 2, width: int = 32, vocab: int = 64) -> Any:
+    """Return a small config of a family; widths below 32 are too small for some."""
+    settings: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "tie_word_embeddings": False,
+        **_SETTINGS[family],
+    }
+    if family == "gpt_neo":
+        settings["attention_types"] = [[["global", "local"], (layers + 1) // 2]]
+    if family == "mamba2":
+        settings["head_dim"] = 2 * width // settings["num_heads"]
+    if "head_dim" in settings and family not in ("mamba2",):
+        settings["head_dim"] = width // HEADS
+    if family == "opt":
+        settings["word_embed_proj_dim"] = width
+    if "mamba" in family:
+        settings.pop("num_attention_heads")
+    return AutoConfig.for_model(family, **settings)
+
+
+def tiny(
+    family: str, *, seed: int = 0, layers: int = 2, width: int = 32, vocab: int = 64
+) -> PreTrainedModel:
+    """Return a random model of `family` in eval mode, float32, equal for equal arguments."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(
+            tiny_config(family, layers=layers, width=width, vocab=vocab)
+        )
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 2 and "A_log" not in name:
+                    parameter.normal_(0.0, 0.3)
+    return model.eval()
