@@ -1,0 +1,48 @@
+"""What there is: the architectures that can be built and the families that can be loaded.
+
+Use:
+
+    for info in list_models(): print(info.name, info.kind)
+"""
+
+from dataclasses import dataclass
+
+from patchbench.adapters.families import FAMILIES
+from patchbench.adapters.hook_map import HOOK_MAPS
+from patchbench.adapters.mixers import MIXERS
+from patchbench.adapters.presets import PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """One line of the list.
+
+    Attributes:
+        kind: "preset" (a named architecture of ours), "mixer" (a layer that architectures are
+            built from) or "family" (models of transformers whose components are tabulated).
+    """
+
+    name: str
+    kind: str
+    description: str
+
+
+def list_models() -> list[ModelInfo]:
+    """Return presets, mixers and families, plugins included."""
+    found = []
+    for name, preset in PRESETS.items():
+        layers = " + ".join(_layer(dict(layer)) for layer in preset.pattern)
+        found.append(ModelInfo(name=name, kind="preset", description=layers))
+    for name in MIXERS:
+        if name not in PRESETS:
+            found.append(ModelInfo(name=name, kind="mixer", description="a layer of a hybrid"))
+    for name in sorted({*FAMILIES, *HOOK_MAPS} - {"mixer_lm"}):
+        origin = "registered" if name in HOOK_MAPS else "transformers"
+        found.append(ModelInfo(name=name, kind="family", description=origin))
+    return found
+
+
+def _layer(layer: dict[str, object]) -> str:
+    name = layer.pop("name")
+    rest = ", ".join(f"{key} {value}" for key, value in layer.items())
+    return f"{name} ({rest})" if rest else f"{name}"
