@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from patchbench.adapters.hook_points import HookPoints
+from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from patchbench.adapters.config import MixerLMConfig
@@ -42,8 +43,13 @@ MixerState = dict[str, Tensor]
 class MixerOptions:
     """Settings of one mixer; subclasses add fields and check them in `__post_init__`."""
 
-    def check(self, width: int) -> None:
-        """Raise `UserError` where the options do not fit a model of `width`; the default accepts."""
+    def check(self, config: MixerLMConfig) -> None:
+        """Raise `UserError` where the options do not fit the rest of the model's config."""
+
+    @property
+    def limits_length(self) -> bool:
+        """Whether the mixer learns something per position, up to `max_position_embeddings`."""
+        return False
 
 
 class Mixer(nn.Module):
@@ -57,13 +63,17 @@ class Mixer(nn.Module):
         Options: the dataclass of the mixer's settings.
         float32_parameters: names of parameters that stay fp32 when the model is cast to bf16 or
             fp16 (`"A_log"`, `"dt_proj.bias"`): rounding them is amplified over time.
-        residual_projection: name of the last Linear, whose initial scale shrinks with depth.
+        linear_init: "config" to draw the Linears by the config's rule, "pytorch" where the mixer's
+            authors use PyTorch's default whatever the rest of the model does.
+        residual_projection: name of the last Linear, whose initial scale shrinks with depth under
+            the config's rule "normal".
         max_length: the longest sequence the mixer can take, or None.
         hook_points: the inner values that hooks may read and replace, by component word.
     """
 
     Options: ClassVar[type[MixerOptions]] = MixerOptions
     float32_parameters: ClassVar[tuple[str, ...]] = ()
+    linear_init: ClassVar[Literal["config", "pytorch"]] = "config"
     residual_projection: ClassVar[str | None] = "out_proj"
     max_length: int | None = None
     hook_points: HookPoints
@@ -101,7 +111,7 @@ class Mixer(nn.Module):
     def init_weights(self, config: MixerLMConfig) -> None:
         """Draw the initial weights that differ from the model's common rule.
 
-        Called after the mixer's children were initialised. Use the functions of
+        Called after all Linears of the mixer were drawn (see `linear_init`). Use the functions of
         `transformers.initialization` (they leave loaded weights alone), also for non-persistent
         buffers: a loaded model is built without memory and filled here.
         """
@@ -124,3 +134,11 @@ class Mixer(nn.Module):
 
     def _kept(self) -> tuple[str, ...]:
         return tuple(n for n in self.float32_parameters if n in dict(self.named_parameters()))
+
+
+def check_heads(mixer: str, width: int, num_heads: int) -> None:
+    """Raise `UserError` unless `num_heads` splits `width` evenly."""
+    if num_heads < 1 or width % num_heads:
+        raise UserError(
+            f"{mixer}: num_heads {num_heads} does not divide the width {width}", "choose a divisor"
+        )

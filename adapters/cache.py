@@ -1,0 +1,105 @@
+"""What a MixerLM remembers between calls: one state per layer, of whatever kind its mixer keeps.
+
+transformers' own caches know keys and values, or one convolution and one recurrent state of fixed
+names; a mixer's state here is any dict of tensors with the batch first.
+
+Use:
+
+    out = model(input_ids[:, :10], use_cache=True)
+    out = model(input_ids[:, 10:], cache=out.cache)        # equals the whole in one call
+    out.cache.states[0]["ssm_state"]                       # read or replace a state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from patchbench.adapters.mixers import MixerState
+from patchbench.common import UserError
+
+
+class MixerLMCache(Cache):
+    """The states of all layers after the tokens seen so far.
+
+    Args:
+        num_layers: number of layers of the model.
+
+    Attributes:
+        states: per layer the mixer's state, None before the first token.
+        length: number of tokens seen.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[])
+        self.states: list[MixerState | None] = [None] * num_layers
+        self.length = 0
+
+    def __repr__(self) -> str:
+        return f"MixerLMCache({len(self.states)} layers, {self.length} tokens)"
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens seen, the same for every layer."""
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Return −1: the cache itself sets no limit."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.states = [None] * len(self.states)
+        self.length = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take row `beam_idx[i]` as the new row i (beam search)."""
+        self._map(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices`."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times, copies side by side."""
+        self._map(lambda tensor: tensor.repeat_interleave(repeats, 0))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: a recurrent state cannot be taken back.
+
+        Raises:
+            UserError: always, unless there is nothing to remove.
+        """
+        if tokens_to_remove:
+            raise UserError(
+                f"a MixerLM cache cannot forget its last {tokens_to_remove} tokens",
+                "keep a copy.deepcopy of the cache, or run the shorter sequence again",
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows, −1 before the first token."""
+        tensors = [tensor for state in self.states for tensor in (state or {}).values()]
+        return tensors[0].shape[0] if tensors else -1
+
+    @property
+    def is_croppable(self) -> bool:
+        """False: see `crop`."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether any token was seen."""
+        return self.length > 0
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        with torch.no_grad():
+            self.states = [
+                None if state is None else {name: change(tensor) for name, tensor in state.items()}
+                for state in self.states
+            ]

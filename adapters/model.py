@@ -1,0 +1,338 @@
+"""MixerLM: one causal language model whose layers each mix over time in their own way.
+
+A `transformers` model like any other (Trainer, generate, save_pretrained, Auto classes), with two
+habits of its own: with `labels` the head is computed only where a label is set, and inner values
+of the mixers pass through hook points.
+
+Use:
+
+    config = MixerLMConfig.preset("mamba", width=64, layers=2, vocab_size=8196)
+    model = MixerLMForCausalLM(config)
+    model(input_ids, labels=labels).loss.backward()
+    model(input_ids, logits_to_keep=1).logits            # (batch, 1, vocabulary)
+    model.save_pretrained("m"); AutoModelForCausalLM.from_pretrained("m")
+
+Glossary: b batch, t time, d width, v vocabulary, n labelled positions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.generation import GenerationMixin
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from patchbench.adapters.block import MixerBlock, build_norm
+from patchbench.adapters.cache import MixerLMCache
+from patchbench.adapters.config import MixerLMConfig
+from patchbench.adapters.initialisation import initialise
+from patchbench.adapters.mixers import Mixer
+from patchbench.common import UserError
+
+
+@dataclass
+class MixerLMOutput(ModelOutput):
+    """What `MixerLMModel` returns.
+
+    Args:
+        last_hidden_state: after the final norm, (b, t, d).
+        cache: the states after the last token, when asked for.
+        hidden_states: the embedding, then every block's output but the last, then
+            `last_hidden_state`, when asked for; each (b, t, d).
+    """
+
+    last_hidden_state: Tensor | None = None
+    cache: MixerLMCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class MixerLMCausalOutput(ModelOutput):
+    """What `MixerLMForCausalLM` returns.
+
+    Args:
+        loss: mean negative log-likelihood (natural log) over the labelled positions.
+        logits: at the positions that the call asked for; see `MixerLMForCausalLM.forward`.
+        cache: as in `MixerLMOutput`.
+        hidden_states: as in `MixerLMOutput`.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    cache: MixerLMCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class MixerLMPreTrainedModel(PreTrainedModel):
+    """What the two models share: config, initial weights, which parameters stay fp32."""
+
+    config_class = MixerLMConfig
+    config: MixerLMConfig
+    base_model_prefix = "backbone"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["MixerBlock"]  # noqa: RUF012
+    _is_stateful = True  # generation strategies that take tokens back are refused by transformers
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialise(module, self.config)
+
+
+class MixerLMModel(MixerLMPreTrainedModel):
+    """Embedding, blocks and final norm, without the head.
+
+    Args:
+        config: the model's config.
+    """
+
+    def __init__(self, config: MixerLMConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.pos_embed = None
+        if config.positions == "learned":
+            self.pos_embed = nn.Embedding(config.max_position_embeddings or 1, config.hidden_size)
+        self.layers = nn.ModuleList(
+            MixerBlock(config, layer) for layer in range(config.num_hidden_layers or 0)
+        )
+        self.norm = build_norm(config.final_norm, config.hidden_size, config.norm_eps)
+        mixers = [cast(Mixer, cast(MixerBlock, block).mixer) for block in self.layers]
+        limits = [mixer.max_length for mixer in mixers if mixer.max_length is not None]
+        if self.pos_embed is not None:
+            limits.append(self.pos_embed.num_embeddings)
+        self.max_length: int | None = min(limits, default=None)
+        kept = set()
+        for index, mixer in enumerate(mixers):
+            mixer.keep_float32()
+            kept |= {
+                rf"\blayers\.{index}\.mixer\.{re.escape(name)}$"
+                for name in mixer.float32_parameters
+            }
+        self._keep_in_fp32_modules_strict = kept
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embedding."""
+        return self.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding."""
+        self.embed = cast(nn.Embedding, value)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cache: MixerLMCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> MixerLMOutput | tuple[Any, ...]:
+        """Run the layers.
+
+        Args:
+            input_ids: (b, t); or `inputs_embeds`.
+            attention_mask: (b, t), 0 at padding, which may only follow the real tokens.
+            inputs_embeds: (b, t, d), in place of the token embedding.
+            cache: what an earlier call returned; it is continued in place.
+            use_cache: whether to return the states; by default the config's `use_cache` in
+                evaluation mode, never under gradient checkpointing.
+            output_hidden_states: whether to return the residual stream between blocks.
+            return_dict: False for a tuple.
+            kwargs: further arguments of transformers' callers; `position_ids` is refused.
+
+        Raises:
+            UserError: padding on the left, or more positions than the model has learned.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("the model needs input_ids or inputs_embeds", "give exactly one")
+        if kwargs.get("position_ids") is not None:
+            raise UserError("position_ids are not taken", "positions count from the first token")
+        _check_padding(attention_mask)
+        x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds  # b t d
+        use_cache = (
+            (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        )
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            use_cache, cache = False, None
+        if use_cache and cache is None:
+            cache = MixerLMCache(len(self.layers))
+        past = 0 if cache is None else cache.length
+        total = past + x.shape[1]
+        if self.max_length is not None and total > self.max_length:
+            raise UserError(
+                f"{total} tokens, but the model has learned {self.max_length} positions",
+                "shorten the input, or train with a larger max_position_embeddings",
+            )
+        if self.pos_embed is not None:
+            x = x + self.pos_embed(torch.arange(past, total, device=x.device))
+
+        wanted = (
+            self.config.output_hidden_states
+            if output_hidden_states is None
+            else output_hidden_states
+        )
+        hidden_states = (x,)
+        for block in self.layers:
+            x = block(x, cache=cache)
+            hidden_states += (x,) if wanted else ()
+        x = self.norm(x)
+        if cache is not None:
+            cache.length = total
+        output = MixerLMOutput(
+            last_hidden_state=x,
+            cache=cache,
+            hidden_states=(*hidden_states[:-1], x) if wanted else None,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+
+class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
+    """`MixerLMModel` with a language model head, tied to the embedding unless the config says no.
+
+    Args:
+        config: the model's config.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "backbone.embed.weight"}  # noqa: RUF012
+
+    def __init__(self, config: MixerLMConfig) -> None:
+        super().__init__(config)
+        self.backbone = MixerLMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss_type = "ForCausalLM"
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # transformers' caches hold other states; the first call makes a MixerLMCache
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embedding."""
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding."""
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the head."""
+        self.lm_head = cast(nn.Linear, new_embeddings)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cache: MixerLMCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> MixerLMCausalOutput | tuple[Any, ...]:
+        """Predict the next token.
+
+        Args:
+            input_ids: (b, t).
+            attention_mask: see `MixerLMModel.forward`.
+            inputs_embeds: see `MixerLMModel.forward`.
+            labels: (b, t), aligned with `input_ids` and shifted here: position i predicts label
+                i + 1; −100 where there is none.
+            cache: see `MixerLMModel.forward`.
+            use_cache: see `MixerLMModel.forward`; with labels a cache is made only when asked for.
+            output_hidden_states: see `MixerLMModel.forward`.
+            return_dict: False for a tuple.
+            logits_to_keep: a number: the logits of that many last positions (0: all), (b, number,
+                v); positions (i,) or per row (b, i): the logits there; a boolean mask (b, t): the
+                logits where it holds, (n, v). When left out: all positions, or with labels only
+                the n that predict one, (n, v) row by row, so that a head over a large vocabulary
+                costs nothing elsewhere.
+            kwargs: `num_items_in_batch`: divide the summed loss by it (gradient accumulation).
+
+        Returns:
+            `MixerLMCausalOutput`.
+
+        Raises:
+            UserError: see `MixerLMModel.forward`.
+        """
+        if labels is not None and use_cache is None:
+            use_cache = False
+        base = self.backbone(
+            input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            cache=cache,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            **{key: kwargs[key] for key in ("position_ids",) if key in kwargs},
+        )
+        hidden = base.last_hidden_state  # b t d
+        loss = logits = None
+        if labels is not None:
+            selected, targets = _labelled(hidden, labels.to(hidden.device))  # n d, n
+            logits = self.lm_head(selected)  # n v
+            items = {k: v for k, v in kwargs.items() if k == "num_items_in_batch"}
+            loss = self.loss_function(
+                logits, None, self.config.vocab_size, shift_labels=targets, **items
+            )
+        if labels is None or logits_to_keep is not None:
+            logits = self.lm_head(_kept(hidden, 0 if logits_to_keep is None else logits_to_keep))
+        output = MixerLMCausalOutput(
+            loss=loss, logits=logits, cache=base.cache, hidden_states=base.hidden_states
+        )
+        return output.to_tuple() if return_dict is False else output
+
+
+def register_auto_classes() -> None:
+    """Make AutoConfig, AutoModel and AutoModelForCausalLM know the model type "mixer_lm"."""
+    AutoConfig.register("mixer_lm", MixerLMConfig, exist_ok=True)
+    AutoModel.register(MixerLMConfig, MixerLMModel, exist_ok=True)
+    AutoModelForCausalLM.register(MixerLMConfig, MixerLMForCausalLM, exist_ok=True)
+
+
+register_auto_classes()
+
+
+def _check_padding(mask: Tensor | None) -> None:
+    """Refuse padding before real tokens: it would enter the states. After them it is harmless."""
+    if mask is None or torch.compiler.is_compiling():
+        return
+    if mask.ndim != 2 or bool((mask[:, 1:] > mask[:, :-1]).any() or (mask[:, :1] == 0).any()):
+        raise UserError(
+            "the attention_mask has padding before real tokens",
+            "pad on the right, or batch sequences of equal length",
+        )
+
+
+@torch.compiler.disable
+def _labelled(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the hidden states that predict a label, (n, d), and the labels, (n,).
+
+    Not compiled: the number of labels is data, and compiled code would be rebuilt for each.
+    """
+    targets = F.pad(labels[:, 1:], (0, 1), value=-100)  # b t
+    where = targets != -100
+    return hidden[where], targets[where]
+
+
+def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """Return the positions of `hidden` (b, t, d) that `logits_to_keep` asks for."""
+    if isinstance(keep, int):
+        return hidden[:, -keep:] if keep else hidden
+    if keep.dtype == torch.bool:
+        return hidden[keep]
+    return hidden[:, keep] if keep.ndim == 1 else hidden.take_along_dim(keep[..., None], 1)
