@@ -57,7 +57,7 @@ def short_conv(
         UserError: the backend is unknown or cannot run here.
     """
     t, w = x.shape[1], weight.shape[1]
-    chosen = dispatch.choose("short_conv", backend, x, unsupported=_unsupported(x, w))
+    chosen = dispatch.choose("short_conv", backend, x.device, unsupported=_unsupported(x, w))
     dtype = working_dtype(x, weight)
     past = x.new_zeros(x.shape[0], w - 1, x.shape[2]) if initial_state is None else initial_state
     history = torch.cat([past.to(x.dtype), x], 1) if w > 1 else x  # b w-1+t d
@@ -115,7 +115,7 @@ def long_conv(
     history = x if initial_state is None else torch.cat([initial_state.to(x.dtype), x], 1)
     t, s = x.shape[1], history.shape[1]
     forms = ("direct", "fft") if s <= DIRECT_LIMIT else ("fft", "direct")
-    chosen = dispatch.choose("long_conv", backend, x, ours=forms)
+    chosen = dispatch.choose("long_conv", backend, x.device, ours=forms)
     dtype = working_dtype(x, filters)
     with no_autocast(x):
         taps = filters[:, :s].to(dtype)

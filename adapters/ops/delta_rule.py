@@ -56,7 +56,7 @@ def delta_rule(
     chosen = dispatch.choose(
         "delta_rule" if g is None else "gated_delta_rule",
         backend,
-        q,
+        q.device,
         unsupported="" if half else str(q.dtype).removeprefix("torch."),
     )
     dtype = working_dtype(q, k, v, beta)

@@ -15,7 +15,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from patchbench.common import UserError, near_names
 
@@ -51,15 +51,21 @@ def kernel(op: str) -> Any | None:
         return None
 
 
+@torch.compiler.assume_constant_result
 def choose(
-    op: str, backend: str, x: Tensor, *, unsupported: str = "", ours: tuple[str, ...] = ("torch",)
+    op: str,
+    backend: str,
+    device: torch.device,
+    *,
+    unsupported: str = "",
+    ours: tuple[str, ...] = ("torch",),
 ) -> str:
     """Return the backend that `op` shall run, and record it.
 
     Args:
         op: name of the op.
         backend: "auto", "naive", one of `ours` or the name of the op's kernel package.
-        x: a tensor of the call; its device decides.
+        device: where the tensors of the call are.
         unsupported: what of this call the kernel cannot do ("" when it can do it all).
         ours: names of this package's own implementations, the preferred one first.
 
@@ -68,16 +74,16 @@ def choose(
     """
     name = KERNELS[op][0] if op in KERNELS else None
     if backend == "auto":
-        usable = x.is_cuda and not unsupported and kernel(op) is not None
+        usable = device.type == "cuda" and not unsupported and kernel(op) is not None
         chosen = name if usable and name else ours[0]
     elif backend in (*ours, "naive"):
         chosen = backend
     elif backend == name:
         if unsupported:
             raise UserError(f"{op}: backend {name!r} does not support {unsupported}", "use 'auto'")
-        if not x.is_cuda:
+        if device.type != "cuda":
             raise UserError(
-                f"{op}: backend {name!r} needs CUDA tensors, not {x.device}", "use 'auto'"
+                f"{op}: backend {name!r} needs CUDA tensors, not {device}", "use 'auto'"
             )
         if kernel(op) is None:
             raise UserError(

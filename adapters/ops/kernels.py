@@ -56,7 +56,7 @@ def delta_rule(
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Call fla's chunked delta rule, whose default scale is not 1."""
-    arguments = dict(scale=1.0, initial_state=initial_state, output_final_state=True)
+    arguments = {"scale": 1.0, "initial_state": initial_state, "output_final_state": True}
     k, v, beta = k.to(q.dtype), v.to(q.dtype), beta.to(q.dtype)
     if g is None:
         return _kernel("delta_rule")(q=q, k=k, v=v, beta=beta, **arguments)

@@ -60,7 +60,10 @@ def selective_scan(
         UserError: the backend is unknown or cannot run here.
     """
     chosen = dispatch.choose(
-        "selective_scan", backend, u, unsupported=_unsupported(u, A, initial_state, return_state)
+        "selective_scan",
+        backend,
+        u.device,
+        unsupported=_unsupported(u, A, initial_state, return_state),
     )
     dtype = working_dtype(u, dt, A)
     with no_autocast(u):
@@ -93,8 +96,10 @@ def _unsupported(u: Tensor, A: Tensor, initial_state: Tensor | None, return_stat
 
 
 def chunk_length(b: int, t: int, d: int, n: int) -> int:
-    """Return the steps per chunk: at least n, so that all boundary states together take no more
-    room than the input, and at most 64, so that the work buffers do not either.
+    """Return the steps per chunk.
+
+    At least n, so that all boundary states together take no more room than the input; at most 64
+    beyond that, so that the work buffers do not either.
     """
     return max(1, min(t, max(min(_BUFFER // (b * d * n), 64), n)))
 

@@ -54,7 +54,7 @@ def ssd(
         UserError: the backend is unknown or cannot run here.
     """
     unsupported = "float64" if x.dtype == torch.float64 else ""
-    chosen = dispatch.choose("ssd", backend, x, unsupported=unsupported)
+    chosen = dispatch.choose("ssd", backend, x.device, unsupported=unsupported)
     dtype = working_dtype(x, dt, A)
     with no_autocast(x):
         full = [z.to(dtype) for z in (x, dt, A, B, C)]

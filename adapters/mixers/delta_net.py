@@ -1,0 +1,177 @@
+"""DeltaNet (Yang et al., arXiv 2406.06484): a memory matrix corrected towards each new value.
+
+At every position the memory recalls a value for the key, and the difference to the wanted value,
+times the write strength beta, is written under the key: S ← S + k (beta (v − kᵀ S))ᵀ, o = qᵀ S.
+
+Use:
+
+    MixerLMConfig.preset("delta_net", width=64, layers=2, vocab_size=8196, d_conv=0)
+
+Glossary: b batch, t time, m model width, h heads, k head width (h · k = m), w convolution width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from patchbench.adapters import ops
+from patchbench.adapters.hook_points import HookPoints
+from patchbench.adapters.mixers.base import Mixer, MixerState
+from patchbench.adapters.mixers.recurrent import (
+    ConvOptions,
+    check_positive,
+    conv_points,
+    depthwise_conv,
+    empty_conv_state,
+    init_conv,
+    l2_normalise,
+    run_conv,
+)
+from patchbench.adapters.mixers.stepwise import stepwise
+from patchbench.common import UserError
+
+if TYPE_CHECKING:
+    from patchbench.adapters.config import MixerLMConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetOptions(ConvOptions):
+    """Settings of `DeltaNet` and `GatedDeltaNet`.
+
+    Args:
+        d_conv: width of the convolutions on q, k and v, 0 for none (w).
+        num_heads: memories side by side (h).
+        chunk_size: steps that the op solves at once.
+    """
+
+    num_heads: int = 1
+    chunk_size: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        super().__post_init__()
+        check_positive("delta rule", num_heads=self.num_heads, chunk_size=self.chunk_size)
+
+    def check(self, config: MixerLMConfig) -> None:
+        """Raise `UserError` where the heads do not divide the width."""
+        if config.hidden_size % self.num_heads:
+            raise UserError(
+                f"num_heads {self.num_heads} does not divide the width {config.hidden_size}",
+                f"give a divisor of {config.hidden_size}",
+            )
+
+
+class DeltaNet(Mixer):
+    """y = out_proj(norm(delta rule over q, k, v, beta)), one RMSNorm per head.
+
+    q, k and v come out of one projection, a short convolution each and a SiLU (kept with
+    `d_conv=0`); q and k are scaled to unit length, beta = sigmoid of a projection.
+
+    Hook points, all (b, t, features): `conv_input`, `conv_output` before the SiLU, of q, k and v
+    side by side (3 m; absent with `d_conv=0`); `q`, `k` of unit length and `v` (m, head by head);
+    `beta` (h); `ssm_write` the increment and `ssm_state` the memory after it (h · k · k, rows are
+    keys); `ssm_output` before the norm (m).
+
+    State: "conv", the last w − 1 inputs of the convolution, and "memory" (b, h, k, k), fp32.
+    """
+
+    Options = DeltaNetOptions
+
+    def __init__(self, config: MixerLMConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        options = config.options_for(layer)
+        assert isinstance(options, DeltaNetOptions)
+        width = config.hidden_size
+        self.num_heads, self.chunk_size = options.num_heads, options.chunk_size
+        self.head_dim = width // self.num_heads
+        self.in_proj = nn.Linear(width, 3 * width, bias=False)
+        self.conv1d = depthwise_conv(3 * width, options.d_conv, bias=False)
+        self.beta_proj = nn.Linear(width, self.num_heads, bias=False)
+        self.norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps)
+        self.out_proj = nn.Linear(width, width, bias=False)
+        self.hook_points = HookPoints(
+            *conv_points(options.d_conv),
+            *("q", "k", "v", "ssm_write", "ssm_state", "ssm_output", "beta"),
+        )
+
+    def forward(
+        self, x: Tensor, state: MixerState | None = None, *, return_state: bool = False
+    ) -> tuple[Tensor, MixerState | None]:
+        """Mix `x` (b, t, m) over time; see `Mixer.forward`."""
+        o, new_state = self.recall(x, None, state, return_state)
+        return self.out_proj(self.norm(o).flatten(2)), new_state
+
+    def recall(
+        self, x: Tensor, g: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        """Write `x` (b, t, m) into the memory and read it, with log decays `g` (b, t, h) if given.
+
+        Returns:
+            What was read (b, t, h, k), and the state if asked for.
+        """
+        hooks, heads = self.hook_points, (self.num_heads, self.head_dim)
+        u = self.in_proj(x)  # b t 3m
+        u, new_state = run_conv(self.conv1d, u, hooks, state, return_state=return_state)
+        q, k, v = F.silu(u).chunk(3, dim=-1)  # b t m, b t m, b t m
+        q, k = (l2_normalise(z.unflatten(-1, heads)).flatten(2) for z in (q, k))
+        q, k, v = (
+            hooks[name](z).unflatten(-1, heads) for name, z in (("q", q), ("k", k), ("v", v))
+        )  # b t h k
+        beta = hooks["beta"](torch.sigmoid(self.beta_proj(x)))  # b t h
+        start = None if state is None else state["memory"]
+        o, last = self._delta_rule(q, k, v, beta, g, start, return_state)
+        o = hooks["ssm_output"](o.flatten(2)).unflatten(-1, heads)  # b t h k
+        if last is not None:
+            new_state["memory"] = last
+        return o, new_state if return_state else None
+
+    def _delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        g: Tensor | None,
+        start: Tensor | None,
+        return_state: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return o (b, t, h, k) and, if asked for, the last memory (b, h, k, k)."""
+        hooks = self.hook_points
+        if not (hooks["ssm_write"].active or hooks["ssm_state"].active):
+            return ops.delta_rule(
+                q, k, v, beta, g,
+                initial_state=start, return_state=return_state, chunk_size=self.chunk_size,
+            )  # fmt: skip
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        wide, q, k, beta = (z.to(dtype) for z in (v, q, k, beta))
+
+        def keep(t: int, memory: Tensor) -> Tensor:
+            return memory if g is None else torch.exp(g[:, t])[:, :, None, None] * memory
+
+        def write(t: int, memory: Tensor) -> Tensor:
+            recalled = (k[:, t, :, None, :] @ memory).squeeze(2)  # b h k
+            correction = beta[:, t, :, None] * (wide[:, t] - recalled)  # b h k
+            return k[:, t, :, :, None] * correction[:, :, None, :]  # b h k k
+
+        shape = (len(v), self.num_heads, self.head_dim, self.head_dim)
+        start = wide.new_zeros(shape) if start is None else start
+        memories = stepwise(keep, write, start, v.shape[1], hooks)  # b t h k k
+        o = (q.unsqueeze(-2) @ memories).squeeze(-2)  # b t h k
+        return o.to(v.dtype), memories[:, -1] if return_state else None
+
+    def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
+        """Return the state before the first token; see `Mixer.initial_state`."""
+        shape = (batch, self.num_heads, self.head_dim, self.head_dim)
+        conv = empty_conv_state(self.conv1d, batch, device, dtype)
+        return conv | {"memory": torch.zeros(shape, device=device)}
+
+    def init_weights(self, config: MixerLMConfig) -> None:
+        """Set the norm to 1 and draw the convolution as PyTorch does."""
+        init_conv(self.conv1d)
+        init.ones_(self.norm.weight)

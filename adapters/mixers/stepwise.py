@@ -1,0 +1,92 @@
+"""A recurrence one step at a time, whose writes and states a hook can read and replace.
+
+The fast ops never hold a state for every position. When something looks at `ssm_write` or
+`ssm_state`, a mixer runs its recurrence here instead. A replaced write or state takes effect from
+its own position on: every later write and state follows from it.
+
+Use:
+
+    states = stepwise(keep, write, start, length, hook_points)      # (b, t, *state)
+
+Glossary: b batch, t time; a state is (b, *state).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from patchbench.adapters.hook_points import Hook, HookPoints
+
+Replacement = tuple[Tensor, Tensor]
+"""At which (b, t) a hook returned something else, and what (b, t, *state)."""
+
+
+def stepwise(
+    keep: Callable[[int, Tensor], Tensor],
+    write: Callable[[int, Tensor], Tensor],
+    start: Tensor,
+    length: int,
+    hook_points: HookPoints,
+) -> Tensor:
+    """Run state ← keep(state) + write, and show writes and states to their hooks.
+
+    The hook of `ssm_write` sees all writes of the unpatched recurrence as (b, t, features), the
+    hook of `ssm_state` all states after patched writes. Positions where a hook returns what it
+    was given are computed as usual; elsewhere the recurrence goes on from the returned value.
+
+    Args:
+        keep: (step, state before) → what is left of it before the write.
+        write: (step, what is left) → the increment.
+        start: the state before the first step (b, *state).
+        length: number of steps.
+        hook_points: has the hooks "ssm_write" and "ssm_state".
+
+    Returns:
+        The states after every step (b, t, *state).
+    """
+    states, writes = _run(keep, write, start, length, None, None)
+    new_writes = _show(hook_points["ssm_write"], writes)
+    if new_writes is not None:
+        states, _ = _run(keep, write, start, length, new_writes, None)
+    new_states = _show(hook_points["ssm_state"], states)
+    if new_states is not None:
+        states, _ = _run(keep, write, start, length, new_writes, new_states)
+    return states
+
+
+def _run(
+    keep: Callable[[int, Tensor], Tensor],
+    write: Callable[[int, Tensor], Tensor],
+    state: Tensor,
+    length: int,
+    new_writes: Replacement | None,
+    new_states: Replacement | None,
+) -> tuple[Tensor, Tensor]:
+    states, writes = [], []
+    for t in range(length):
+        kept = keep(t, state)
+        increment = _replace(new_writes, t, write(t, kept))
+        state = _replace(new_states, t, kept + increment)
+        states.append(state)
+        writes.append(increment)
+    return torch.stack(states, 1), torch.stack(writes, 1)
+
+
+def _show(hook: Hook, values: Tensor) -> Replacement | None:
+    """Pass `values` (b, t, *state) through the hook; return what it changed."""
+    if not hook.active:
+        return None
+    flat = values.flatten(2)
+    # A clone, because hooks may write into what they are given.
+    returned = hook(flat.clone()).to(values.dtype)
+    changed = (returned != flat).any(-1)  # b t
+    return (changed, returned.view_as(values)) if bool(changed.any()) else None
+
+
+def _replace(replacement: Replacement | None, t: int, value: Tensor) -> Tensor:
+    if replacement is None:
+        return value
+    changed, new = replacement
+    where = changed[:, t].view(-1, *[1] * (value.dim() - 1))
+    return torch.where(where, new[:, t], value)
