@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import initialization as init
 
 from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
@@ -29,7 +28,6 @@ from patchbench.adapters.mixers.recurrent import (
     conv_points,
     depthwise_conv,
     empty_conv_state,
-    init_conv,
     l2_normalise,
     run_conv,
 )
@@ -78,7 +76,7 @@ class DeltaNet(Mixer):
     `beta` (h); `ssm_write` the increment and `ssm_state` the memory after it (h · k · k, rows are
     keys); `ssm_output` before the norm (m).
 
-    State: "conv", the last w − 1 inputs of the convolution, and "memory" (b, h, k, k), fp32.
+    State: "conv_state", the last w − 1 inputs of the convolution, and "ssm_state" (b, h, k, k), fp32.
     """
 
     Options = DeltaNetOptions
@@ -124,11 +122,11 @@ class DeltaNet(Mixer):
             hooks[name](z).unflatten(-1, heads) for name, z in (("q", q), ("k", k), ("v", v))
         )  # b t h k
         beta = hooks["beta"](torch.sigmoid(self.beta_proj(x)))  # b t h
-        start = None if state is None else state["memory"]
+        start = None if state is None else state["ssm_state"]
         o, last = self._delta_rule(q, k, v, beta, g, start, return_state)
         o = hooks["ssm_output"](o.flatten(2)).unflatten(-1, heads)  # b t h k
         if last is not None:
-            new_state["memory"] = last
+            new_state["ssm_state"] = last
         return o, new_state if return_state else None
 
     def _delta_rule(
@@ -169,9 +167,4 @@ class DeltaNet(Mixer):
         """Return the state before the first token; see `Mixer.initial_state`."""
         shape = (batch, self.num_heads, self.head_dim, self.head_dim)
         conv = empty_conv_state(self.conv1d, batch, device, dtype)
-        return conv | {"memory": torch.zeros(shape, device=device)}
-
-    def init_weights(self, config: MixerLMConfig) -> None:
-        """Set the norm to 1 and draw the convolution as PyTorch does."""
-        init_conv(self.conv1d)
-        init.ones_(self.norm.weight)
+        return conv | {"ssm_state": torch.zeros(shape, device=device)}

@@ -30,7 +30,6 @@ from patchbench.adapters.mixers.recurrent import (
     conv_points,
     depthwise_conv,
     empty_conv_state,
-    init_conv,
     init_steps,
     run_conv,
 )
@@ -69,7 +68,7 @@ class Mamba(Mixer):
     the increment dt u Bᵀ and `ssm_state` the state after it (d · n, channel by channel);
     `ssm_output` with the skip D u, before the gate (d); `gate` before its SiLU (d).
 
-    State: "conv", the last w − 1 inputs of the convolution (b, w−1, d), and "ssm" (b, d, n), fp32.
+    State: "conv_state", the last w − 1 inputs of the convolution (b, w−1, d), and "ssm_state" (b, d, n), fp32.
     """
 
     Options = MambaOptions
@@ -110,11 +109,11 @@ class Mamba(Mixer):
         dt = F.linear(dt, self.dt_proj.weight)  # b t d
         dt = hooks["dt"](F.softplus(dt + self.dt_proj.bias))
         B, C = hooks["B"](B), hooks["C"](C)  # b t n, b t n
-        start = None if state is None else state["ssm"]
+        start = None if state is None else state["ssm_state"]
         y, last = self._scan(u, dt, B, C, start, return_state)
         y = hooks["ssm_output"](y)
         if last is not None:
-            new_state["ssm"] = last
+            new_state["ssm_state"] = last
         return self.out_proj(y * F.silu(gate)), new_state if return_state else None
 
     def _scan(
@@ -142,17 +141,15 @@ class Mamba(Mixer):
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return the state before the first token; see `Mixer.initial_state`."""
         ssm = torch.zeros(batch, self.d_inner, self.d_state, device=device)
-        return empty_conv_state(self.conv1d, batch, device, dtype) | {"ssm": ssm}
+        return empty_conv_state(self.conv1d, batch, device, dtype) | {"ssm_state": ssm}
 
     def init_weights(self, config: MixerLMConfig) -> None:
         """Draw the authors' initialisation: S4D-real A, log-uniform steps, a scaled out_proj."""
-        init_conv(self.conv1d)
         init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         init_steps(self.dt_proj.bias)
         n = torch.arange(1, self.d_state + 1, dtype=torch.float32, device=self.A_log.device)
         init.copy_(self.A_log, n.log().expand(self.d_inner, -1))
         init.ones_(self.D)
         # Kaiming-uniform (a = √5), over √layers.
-        layers = len(config.layers())
-        bound = 1 / math.sqrt(self.d_inner * layers)
+        bound = 1 / math.sqrt(self.d_inner * len(config.layers()))
         init.uniform_(self.out_proj.weight, -bound, bound)

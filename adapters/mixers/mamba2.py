@@ -30,7 +30,6 @@ from patchbench.adapters.mixers.recurrent import (
     conv_points,
     depthwise_conv,
     empty_conv_state,
-    init_conv,
     init_steps,
     run_conv,
 )
@@ -111,7 +110,7 @@ class Mamba2(Mixer):
     the state after it (h · p · n); `ssm_output` with the skip D x, before gate and norm (d);
     `gate` before its SiLU (d).
 
-    State: "conv", the last w − 1 inputs of the convolution, and "ssm" (b, h, p, n), fp32.
+    State: "conv_state", the last w − 1 inputs of the convolution, and "ssm_state" (b, h, p, n), fp32.
     """
 
     Options = Mamba2Options
@@ -155,7 +154,7 @@ class Mamba2(Mixer):
         u, B, C = F.silu(u).split([self.d_inner, shared, shared], dim=-1)  # b t d, b t gn, b t gn
         u, B, C = hooks["ssm_input"](u), hooks["B"](B), hooks["C"](C)
         dt = hooks["dt"](F.softplus(dt + self.dt_bias))
-        start = None if state is None else state["ssm"]
+        start = None if state is None else state["ssm_state"]
         y, last = self._scan(
             u.unflatten(-1, (self.num_heads, self.head_dim)),  # b t h p
             dt,
@@ -166,7 +165,7 @@ class Mamba2(Mixer):
         )
         y = hooks["ssm_output"](y.flatten(2))  # b t d
         if last is not None:
-            new_state["ssm"] = last
+            new_state["ssm_state"] = last
         return self.out_proj(self.norm(y, gate)), new_state if return_state else None
 
     def _scan(
@@ -199,11 +198,10 @@ class Mamba2(Mixer):
         """Return the state before the first token; see `Mixer.initial_state`."""
         shape = (batch, self.num_heads, self.head_dim, self.d_state)
         conv = empty_conv_state(self.conv1d, batch, device, dtype)
-        return conv | {"ssm": torch.zeros(shape, device=device)}
+        return conv | {"ssm_state": torch.zeros(shape, device=device)}
 
     def init_weights(self, config: MixerLMConfig) -> None:
         """Draw the authors' initialisation: A uniform in [1, 16], log-uniform steps."""
-        init_conv(self.conv1d)
         init_steps(self.dt_bias)
         a = torch.empty(self.num_heads, device=self.A_log.device).uniform_(1, 16)
         init.copy_(self.A_log, a.log())

@@ -64,7 +64,7 @@ def run_conv(
     """Convolve `x` (b, t, d) causally, through its hook points; without a convolution return it.
 
     Returns:
-        The convolved values before any activation, and the state {"conv": last w − 1 inputs},
+        The convolved values before any activation, and the state {"conv_state": last w − 1 inputs},
         empty without a convolution or when not asked for.
     """
     if conv is None:
@@ -73,10 +73,10 @@ def run_conv(
         hook_points["conv_input"](x),
         conv.weight.squeeze(1),
         conv.bias,
-        initial_state=None if state is None else state["conv"],
+        initial_state=None if state is None else state["conv_state"],
         return_state=return_state,
     )
-    return hook_points["conv_output"](y), {} if last is None else {"conv": last}
+    return hook_points["conv_output"](y), {} if last is None else {"conv_state": last}
 
 
 def empty_conv_state(
@@ -86,23 +86,13 @@ def empty_conv_state(
     if conv is None:
         return {}
     past = conv.kernel_size[0] - 1
-    return {"conv": torch.zeros(batch, past, conv.in_channels, device=device, dtype=dtype)}
+    return {"conv_state": torch.zeros(batch, past, conv.in_channels, device=device, dtype=dtype)}
 
 
 def l2_normalise(x: Tensor) -> Tensor:
     """Scale the last dimension to unit length; 0 stays 0, with a finite gradient."""
     full = x.to(torch.promote_types(x.dtype, torch.float32))
     return (full * torch.rsqrt(full.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
-
-
-def init_conv(conv: nn.Conv1d | None) -> None:
-    """Draw a convolution's weights as PyTorch does."""
-    if conv is None:
-        return
-    init.kaiming_uniform_(conv.weight, a=math.sqrt(5))
-    if conv.bias is not None:
-        bound = 1 / math.sqrt(conv.kernel_size[0])
-        init.uniform_(conv.bias, -bound, bound)
 
 
 def init_steps(bias: Tensor) -> None:
