@@ -76,7 +76,8 @@ class DeltaNet(Mixer):
     `beta` (h); `ssm_write` the increment and `ssm_state` the memory after it (h · k · k, rows are
     keys); `ssm_output` before the norm (m).
 
-    State: "conv_state", the last w − 1 inputs of the convolution, and "ssm_state" (b, h, k, k), fp32.
+    State: "conv_state", the last w − 1 inputs of the convolution, and "ssm_state"
+    (b, h, k, k) in fp32.
     """
 
     Options = DeltaNetOptions

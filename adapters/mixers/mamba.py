@@ -68,7 +68,8 @@ class Mamba(Mixer):
     the increment dt u Bᵀ and `ssm_state` the state after it (d · n, channel by channel);
     `ssm_output` with the skip D u, before the gate (d); `gate` before its SiLU (d).
 
-    State: "conv_state", the last w − 1 inputs of the convolution (b, w−1, d), and "ssm_state" (b, d, n), fp32.
+    State: "conv_state", the last w − 1 inputs of the convolution (b, w−1, d), and
+    "ssm_state" (b, d, n) in fp32.
     """
 
     Options = MambaOptions

@@ -110,7 +110,8 @@ class Mamba2(Mixer):
     the state after it (h · p · n); `ssm_output` with the skip D x, before gate and norm (d);
     `gate` before its SiLU (d).
 
-    State: "conv_state", the last w − 1 inputs of the convolution, and "ssm_state" (b, h, p, n), fp32.
+    State: "conv_state", the last w − 1 inputs of the convolution, and "ssm_state"
+    (b, h, p, n) in fp32.
     """
 
     Options = Mamba2Options
