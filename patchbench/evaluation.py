@@ -125,7 +125,8 @@ def evaluate(
         UserError: something asked for does not exist or does not fit.
         ControlError: a hard control is off (see `patchbench.controls`).
     """
-    from patchbench.adapters import LoadedModel, load_model, probe
+    from patchbench.adapters import LoadedModel, load_model
+    from patchbench.adapters.probe import probe
     from patchbench.tasks import load_task
 
     config = EvaluateConfig.of(settings)
@@ -139,14 +140,14 @@ def evaluate(
                 near_names(corruption, task.corruptions),
             )
 
-    dataset, notes = _dataset(loaded, task, config)
+    dataset, template, notes = _dataset(loaded, task, config)
     batches = [
         controls.with_partner(batch)
         for batch in make_batches(dataset, config.batch_size, config.corruptions)
     ]
     positions = config.positions or default_positions(dataset)
     sites = select_sites(loaded.hook_map, config.components, config.layers, positions)
-    probe(loaded, sites=sites)
+    probe(loaded, {(site.layer, site.component) for site in sites})
     plan = _plan(loaded.hook_map, sites, config)
 
     engine = ENGINES[config.engine]()
@@ -165,11 +166,16 @@ def evaluate(
         task=task,
         dataset=dataset,
         seconds=time.perf_counter() - started,
+        engine=engine,
         command=command,
-        notes=[*loaded.notes, *notes],
+        notes=[*loaded.notes, *loaded.hook_map.notes, *notes],
+        template=template,
     )
     return Result.from_rows(
-        rows, config=asdict(config), provenance=provenance, controls=[asdict(c) for c in checks]
+        rows,
+        config={**asdict(config), "positions": positions},
+        provenance=provenance,
+        controls=[{**asdict(c), "passed": c.passed} for c in checks],
     )
 
 
@@ -215,10 +221,8 @@ def select_sites(
 
 def _dataset(
     loaded: "LoadedModel", task: "Task", config: EvaluateConfig
-) -> tuple["Dataset", list[str]]:
-    """Return the examples in the model's own token ids, and what to tell the user about them."""
-    from patchbench.tasks.rendering import RenderConfig, Renderer
-
+) -> tuple["Dataset", str, list[str]]:
+    """Return the examples in the model's own token ids, their template, and notes for the user."""
     template = config.template
     if template == "auto" and loaded.tokenizer is None:
         template = "symbolic"
@@ -231,11 +235,21 @@ def _dataset(
                 "and no tokenizer",
                 "pass --tokenizer, or make the task's vocabulary smaller with --set",
             )
-        return task.dataset(config.split, config.n), []
+        dataset = task.dataset(config.split, config.n)
+        longest = max(len(row["input_ids"]) for row in dataset)
+        if loaded.max_positions is not None and longest > loaded.max_positions:
+            raise UserError(
+                f"task {task.name!r} has documents of {longest} tokens, the model takes "
+                f"{loaded.max_positions}",
+                "make the task's documents shorter with --set",
+            )
+        return dataset, template, []
     if loaded.tokenizer is None:
         raise UserError(
             f"template {template!r} needs a tokenizer, and the model has none", "pass --tokenizer"
         )
+    from patchbench.tasks.rendering import RenderConfig, Renderer
+
     renderer = Renderer(
         task,
         loaded.tokenizer,
@@ -244,7 +258,7 @@ def _dataset(
         seed=config.seed,
     )
     dataset = renderer.dataset(config.split, config.n)
-    return dataset, renderer.notes
+    return dataset, renderer.template, renderer.notes
 
 
 def _plan(hook_map: "HookMap", sites: list[Site], config: EvaluateConfig) -> list[Intervention]:
