@@ -83,6 +83,11 @@ class MixerLMPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         initialise(module, self.config)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For classes outside its own package transformers skips every module without parameters
+        # of its own, such as a mixer made of Linears. Ours draws only what was not loaded.
+        super()._initialize_weights(module, is_custom_code=False)
+
 
 class MixerLMModel(MixerLMPreTrainedModel):
     """Embedding, blocks and final norm, without the head.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
-from patchbench.adapters.mixers.base import Mixer, MixerOptions, MixerState
+from patchbench.adapters.mixers.base import Mixer, MixerState
 from patchbench.adapters.mixers.filters import FilterOptions, ImplicitFilter
 from patchbench.common import UserError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseConvOptions(FilterOptions, MixerOptions):
+class BaseConvOptions(FilterOptions):
     """Settings of `BaseConv`; those of the implicit filter matter only for a long convolution.
 
     Args:

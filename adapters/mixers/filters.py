@@ -6,30 +6,27 @@ of a rate that differs by channel.
 
 Use:
 
-    taps = ImplicitFilter(channels=64, max_length=1024)(36)        # (64, 36), newest input first
+    taps = ImplicitFilter(64, 1024, FilterOptions())(36)       # (64, 36), newest input first
 
 Glossary: l lag, c channels, n width of the MLP, e embedding.
 """
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from patchbench.adapters.mixers.base import MixerOptions
 from patchbench.common import UserError
-
-if TYPE_CHECKING:
-    pass
 
 # A channel's weights fall to 1 % of their size after these fractions of the longest lag.
 _FASTEST, _SLOWEST = 0.3, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilterOptions:
+class FilterOptions(MixerOptions):
     """Settings of an implicit filter.
 
     Args:

@@ -7,9 +7,9 @@ Use:
     MixerLMConfig.preset("hyena", width=64, layers=2, vocab_size=8196, d_conv=3)
 
 Hook points: `conv_input` and `conv_output` (before and after the short convolution, 3 widths: q, k
-and v side by side), `q`, `k`, `v` (its three parts), `ssm_input` (k ⊙ v, what enters the long
-convolution), `ssm_output` (what leaves it, with the D term), `head_output` (gated by q, before the
-output projection).
+and v side by side; absent with `d_conv=0`), `q`, `k`, `v` (its three parts), `ssm_input` (k ⊙ v,
+what enters the long convolution), `ssm_output` (what leaves it, with the D term), `head_output`
+(gated by q, before the output projection).
 
 Glossary: b batch, t time, d width, w taps of the short convolution.
 """
@@ -25,8 +25,14 @@ from transformers import initialization as init
 
 from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
-from patchbench.adapters.mixers.base import Mixer, MixerOptions, MixerState
+from patchbench.adapters.mixers.base import Mixer, MixerState
 from patchbench.adapters.mixers.filters import FilterOptions, ImplicitFilter
+from patchbench.adapters.mixers.recurrent import (
+    conv_points,
+    depthwise_conv,
+    empty_conv_state,
+    run_conv,
+)
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyenaOptions(FilterOptions, MixerOptions):
+class HyenaOptions(FilterOptions):
     """Settings of `Hyena`.
 
     Args:
@@ -67,14 +73,13 @@ class Hyena(Mixer):
         d = config.hidden_size
         self.max_length = config.max_position_embeddings or 1
         self.in_proj = nn.Linear(d, 3 * d)
-        self.conv1d = None
-        if options.d_conv:
-            self.conv1d = nn.Conv1d(3 * d, 3 * d, options.d_conv, groups=3 * d)
+        self.conv1d = depthwise_conv(3 * d, options.d_conv, bias=True)
         self.filter = ImplicitFilter(d, self.max_length, options)
         self.D = nn.Parameter(torch.empty(d))
         self.out_proj = nn.Linear(d, d)
         self.hook_points = HookPoints(
-            "conv_input", "conv_output", "q", "k", "v", "ssm_input", "ssm_output", "head_output"
+            *conv_points(options.d_conv),
+            *("q", "k", "v", "ssm_input", "ssm_output", "head_output"),
         )
 
     def forward(
@@ -82,19 +87,10 @@ class Hyena(Mixer):
     ) -> tuple[Tensor, MixerState | None]:
         """See `Mixer.forward`; the state is {"conv": (b, w − 1, 3 d), "history": (b, t, d)}."""
         points = self.hook_points
-        projected = points["conv_input"](self.in_proj(x))  # b t 3d
-        new_state: MixerState = {}
-        if self.conv1d is not None:
-            projected, last = ops.short_conv(
-                projected,
-                self.conv1d.weight[:, 0],
-                self.conv1d.bias,
-                initial_state=None if state is None else state["conv"],
-                return_state=return_state,
-            )
-            if last is not None:
-                new_state["conv"] = last
-        q, k, v = points["conv_output"](projected).chunk(3, -1)  # b t d each
+        projected, new_state = run_conv(
+            self.conv1d, self.in_proj(x), points, state, return_state=return_state
+        )  # b t 3d
+        q, k, v = projected.chunk(3, -1)  # b t d each
         q, k, v = points["q"](q), points["k"](k), points["v"](v)
         u = points["ssm_input"](k * v)
         past = None if state is None else state["history"]
@@ -111,11 +107,8 @@ class Hyena(Mixer):
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return zeros before the short convolution and no history."""
         d = self.D.shape[0]
-        state = {"history": torch.zeros(batch, 0, d, device=device, dtype=dtype)}
-        if self.conv1d is not None:
-            before = self.conv1d.kernel_size[0] - 1
-            state["conv"] = torch.zeros(batch, before, 3 * d, device=device, dtype=dtype)
-        return state
+        history = torch.zeros(batch, 0, d, device=device, dtype=dtype)
+        return empty_conv_state(self.conv1d, batch, device, dtype) | {"history": history}
 
     def init_weights(self, config: MixerLMConfig) -> None:
         """Draw D ~ N(0, 1) and set the filter's frequencies."""

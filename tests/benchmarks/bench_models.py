@@ -1,0 +1,151 @@
+"""Training-step times of the models, as ratios against the obvious alternatives.
+
+One command, one table; everything is timed in the same run, interleaved, on one thread:
+
+    python tests/benchmarks/bench_models.py
+
+d 64, 2 layers, batch 32, 36 tokens, forward and backward, logits at the answer only.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+from torch import nn
+from transformers import MambaConfig, MambaForCausalLM
+
+from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM, ops
+from patchbench.adapters.hook_points import HookPoints
+
+WIDTH, LAYERS, BATCH, TIME, VOCAB = 64, 2, 32, 36, 8196
+Step = Callable[[], None]
+
+
+def build(name: str) -> MixerLMForCausalLM:
+    return MixerLMForCausalLM(
+        MixerLMConfig.preset(name, width=WIDTH, layers=LAYERS, vocab_size=VOCAB)
+    ).train()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(VOCAB, (BATCH, TIME), generator=torch.Generator().manual_seed(0))
+    labels = torch.full_like(ids, -100)
+    labels[:, -1] = ids[:, -1]
+    return ids, labels
+
+
+def answer_only(model: MixerLMForCausalLM) -> Step:
+    ids, labels = batch()
+
+    def step() -> None:
+        model.zero_grad()
+        loss = model(ids, labels=labels).loss
+        loss.backward()
+
+    return step
+
+
+def full_logits(model: nn.Module, keep: int = 0) -> Step:
+    """A step whose loss goes through the logits of the last `keep` positions, 0 for all."""
+    ids, labels = batch()
+
+    def step() -> None:
+        model.zero_grad()
+        logits = model(ids, logits_to_keep=keep, use_cache=False).logits
+        predictive = logits[:, -2] if keep == 0 else logits[:, 0]
+        nn.functional.cross_entropy(predictive, labels[:, -1]).backward()
+
+    return step
+
+
+def sequential(step: Step) -> Step:
+    """The same step with the delta rule's naive loop."""
+    fast = ops.delta_rule
+
+    def naive(*args: object, **kwargs: object) -> object:
+        return fast(*args, **{**kwargs, "backend": "naive"})  # pyright: ignore[reportArgumentType]
+
+    def slow() -> None:
+        with mock.patch.object(ops, "delta_rule", naive):
+            step()
+
+    return slow
+
+
+class _Bypass:
+    """Stands in for a mixer's hook points and costs next to nothing."""
+
+    active = False
+
+    def __getitem__(self, name: str) -> "_Bypass":
+        return self
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def without_hooks(model: MixerLMForCausalLM, step: Step) -> Step:
+    """The same step with all hook points taken out of the way."""
+    owners = [module for module in model.modules() if "hook_points" in module._modules]
+    kept: list[nn.Module | None] = [owner._modules["hook_points"] for owner in owners]
+
+    def bare() -> None:
+        for owner in owners:
+            del owner._modules["hook_points"]
+            owner.__dict__["hook_points"] = _Bypass()
+        try:
+            step()
+        finally:
+            for owner, points in zip(owners, kept, strict=True):
+                del owner.__dict__["hook_points"]
+                assert isinstance(points, HookPoints)
+                owner.hook_points = points
+
+    return bare
+
+
+def compare(first: Step, second: Step, rounds: int) -> tuple[float, float, float]:
+    """Return both medians (ms) and the median of the paired ratios second / first."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 2):
+        order = ((0, first), (1, second)) if turn % 2 else ((1, second), (0, first))
+        for index, step in order:
+            start = time.process_time()
+            step()
+            if turn >= 2:
+                times[index].append(1e3 * (time.process_time() - start))
+    ratios = [slow / fast for fast, slow in zip(*times, strict=True)]
+    return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"d {WIDTH}, {LAYERS} layers, batch {BATCH}, {TIME} tokens, vocabulary {VOCAB}")
+    mamba, delta, attention = build("mamba"), build("delta_net"), build("attention")
+    reference = MambaForCausalLM(
+        MambaConfig(
+            vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, use_cache=False
+        )
+    ).train()
+    rows = [
+        ("mamba / transformers' Mamba", answer_only(mamba), full_logits(reference, 2), 15, "≥ 6"),
+        ("delta_net / its sequential form", answer_only(delta), sequential(answer_only(delta)),
+         15, "≥ 10"),
+        ("attention / with full logits", answer_only(attention), full_logits(attention), 15, "≥ 8"),
+    ]  # fmt: skip
+    for name, first, second, rounds, wanted in rows:
+        fast, slow, ratio = compare(first, second, rounds)
+        print(f"{name:34} {fast:7.1f} ms {slow:7.1f} ms  {ratio:5.1f} times  (wanted {wanted})")
+    print("unused hook points:")
+    for name in ("attention", "based", "base_conv", "hyena", "h3", "mamba", "mamba2", "delta_net"):
+        model = build(name)
+        step = answer_only(model)
+        bare, with_hooks, ratio = compare(without_hooks(model, step), step, 60)
+        cost = 100 * (ratio - 1)
+        print(f"  {name:12} {bare:6.2f} ms {with_hooks:6.2f} ms  {cost:+5.1f} %  (wanted < 3)")
+
+
+if __name__ == "__main__":
+    main()
