@@ -93,19 +93,11 @@ class Source:
                 f"{self.name}: the {what} cannot be read ({type(error).__name__}: {first})",
                 "the files are damaged or incomplete: download or save them again",
             )
-        if "gated" in text or "401" in text:
-            return UserError(
-                f"{self.name} is private, gated or not on the hub",
-                "check the name; log in with `hf auth login`; ./NAME means a folder",
-            )
-        if self.arguments.get("local_files_only"):
-            return UserError(
-                f"{self.name}: the {what} is not on this machine and the model hub is out of reach",
-                "connect (or unset HF_HUB_OFFLINE), or give a folder or a .gguf file",
-            )
+        if "gated repo" in text:
+            return UserError(f"{self.name} is gated", "ask for access, then `hf auth login`")
         return UserError(
             f"{self.name}: the hub does not give the {what} ({first})",
-            "check the name; ./NAME means a folder",
+            "check the network; a folder is given as ./NAME",
         )
 
 
@@ -124,7 +116,6 @@ def find_source(name: str) -> Source:
         raise UserError(f"{name} is a file", "give the folder of the checkpoint, or a .gguf file")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name) or os.sep * 2 in name:
         raise UserError(f"there is no model at {name!r}", "give a folder, a .gguf file or a hub id")
-    _check_hub(name)
     return _hub(name)
 
 
@@ -139,22 +130,36 @@ def find_tokenizer(name: str) -> Source:
 
 
 def _hub(name: str) -> Source:
-    from huggingface_hub import constants
+    """Return a hub model, after one question to the hub: the loader's retries take a minute.
 
-    # The library would knock five times for each of a dozen files.
-    offline = constants.HF_HUB_OFFLINE or not _hub_answers()
-    return Source(name=name, location=name, arguments={"local_files_only": True} if offline else {})
+    Raises:
+        UserError: the hub has no such model, or is out of reach and the model is not in the cache.
+    """
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import RepositoryNotFoundError
 
-
-def _hub_answers() -> bool:
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
-    # Which errors it raises depends on the HTTP library that this version builds on.
-    except Exception:
-        return False
-    return True
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else None
+    if reason is None:
+        try:
+            HfApi().model_info(name, timeout=_PATIENCE)
+        except RepositoryNotFoundError:
+            raise UserError(
+                f"the hub has no model {name!r} that you may read",
+                "check the name, log in with `hf auth login`, or give a folder as ./NAME",
+            ) from None
+        except Exception as error:
+            # The client changes its HTTP library between versions; other errors are the loader's.
+            kinds = {kind.__name__ for kind in type(error).__mro__}
+            if kinds & {"TransportError", "ConnectionError", "Timeout"}:
+                reason = "the hub cannot be reached"
+    if reason is None:
+        return Source(name=name, location=name)
+    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        raise UserError(
+            f"{name} is not in the hub's cache, and {reason}",
+            "check the name and the network, or give a folder (./NAME) or a .gguf file",
+        )
+    return Source(name=name, location=name, arguments={"local_files_only": True})
 
 
 def _has_tokenizer(path: Path) -> bool:
@@ -215,31 +220,6 @@ def _carried(name: str) -> Path | None:
         return None
     path = Path(spec.origin).parent / name
     return path if path.is_file() else None
-
-
-def _check_hub(name: str) -> None:
-    """Ask the hub once whether it has `name`, instead of waiting through the loader's retries.
-
-    Raises:
-        UserError: the hub cannot be reached, and the model is not in the cache; or there is none.
-    """
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return
-    remedy = "check the name and the network; a folder on this machine is given as ./NAME"
-    if constants.HF_HUB_OFFLINE:
-        raise UserError(f"{name} is not in the hub's cache, and HF_HUB_OFFLINE is set", remedy)
-    try:
-        HfApi().model_info(name, timeout=10)
-    except RepositoryNotFoundError:
-        raise UserError(f"the hub has no model {name!r} that you may read", remedy) from None
-    except Exception as error:
-        # The hub's client changes its HTTP library between versions; other errors are the loader's.
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        if kinds & {"TransportError", "ConnectionError", "Timeout"}:
-            raise UserError(f"{name}: the hub cannot be reached", remedy) from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from patchbench.adapters.hook_map import HookMap, HookPoint
+from patchbench.adapters.hook_map import HookMap, HookPoint, path_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,6 +66,13 @@ FAMILIES: dict[str, Family] = {
         mixer="self_attention",
         mixer_output="self_attention.dense",
         mlp_output="mlp.dense_4h_to_h",
+    ),
+    "mpt": Family(
+        blocks="transformer.blocks",
+        embed="transformer.wte",
+        mixer="attn",
+        mlp="ffn",
+        mlp_output="ffn.down_proj",
     ),
     "falcon": Family(
         blocks="transformer.h", embed="transformer.word_embeddings", mixer="self_attention"
@@ -124,6 +131,7 @@ def map_family(model: PreTrainedModel, family: Family) -> HookMap:
         num_layers=count,
         blocks=family.blocks,
         points=points,
+        head=path_of(model, model.get_output_embeddings()),
         notes=(family.note,) if family.note else (),
     )
 

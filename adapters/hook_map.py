@@ -10,7 +10,7 @@ Use:
     hook_map = hook_map_for(model)
     point = hook_map.point(3, "mixer_output")       # HookPoint(path="model.layers.3.self_attn", …)
     hook_map.module(model, point)                   # the nn.Module to hook
-    @register_hook_map("my_type")                   # or an entry point in "patchbench.hook_maps"
+    @register_hook_map("my_type")                   # or an entry point in "patchbench.adapters"
     def my_map(model: PreTrainedModel) -> HookMap: ...
 """
 
@@ -86,6 +86,7 @@ class HookMap:
         origin: who says so.
         num_layers: number of blocks.
         blocks: path of the list of blocks.
+        head: path of the language model head, where the model names one.
         points: by layer (None outside the blocks) and component.
         notes: what the user should know about this mapping.
     """
@@ -95,7 +96,13 @@ class HookMap:
     num_layers: int
     blocks: str
     points: Mapping[tuple[int | None, str], HookPoint]
+    head: str | None = None
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def embed(self) -> str:
+        """The path of the token embedding."""
+        return self.point(None, "embed").path
 
     def components(self, layer: int | None = None) -> list[str]:
         """Return the components of a layer (None: outside the blocks), in `COMPONENTS`' order."""
@@ -138,7 +145,7 @@ class HookMap:
 _ORDER = {name: index for index, name in enumerate(COMPONENTS)}
 
 HookMapBuilder = Callable[["PreTrainedModel"], HookMap]
-HOOK_MAPS: Registry[HookMapBuilder] = Registry("hook map", entry_points="patchbench.hook_maps")
+HOOK_MAPS: Registry[HookMapBuilder] = Registry("hook map", entry_points="patchbench.adapters")
 
 
 def register_hook_map(model_type: str) -> Callable[[HookMapBuilder], HookMapBuilder]:
@@ -163,14 +170,24 @@ def hook_map_for(model: PreTrainedModel) -> HookMap:
     return map_by_inspection(model)
 
 
+def path_of(model: nn.Module, module: nn.Module | None) -> str | None:
+    """Return the name of `module` inside `model`; None where it is not one of its modules."""
+    return next((name for name, other in model.named_modules() if other is module), None)
+
+
 HOOK_MAPS.add("mixer_lm", "patchbench.adapters.mixer_lm_map:map_mixer_lm")
+
+
+# What transformers calls the hidden state, as an argument and in an output.
+_HIDDEN_NAMES = ("hidden_states", "last_hidden_state")
 
 
 def get_hidden(value: Any) -> Tensor:
     """Return the hidden state in what a module took or gave: (batch, time, features).
 
-    Blocks return tensors, tuples or dataclasses depending on the family and its version; the
-    hidden state is the first tensor with at least three dimensions, or the first tensor.
+    Blocks return tensors, tuples or dataclasses depending on the family and its version, and some
+    take everything by keyword. The hidden state is what is called so, or else the first floating
+    tensor with at least three dimensions, or else the first tensor.
 
     Raises:
         UserError: there is no tensor.
@@ -203,9 +220,8 @@ def _slot(value: Any) -> Any:
     else:
         raise UserError(f"a {type(value).__name__} holds no hidden state", "hook another module")
     tensors = [(key, part) for key, part in items if isinstance(part, torch.Tensor)]
-    for key, part in tensors:
-        if part.ndim >= 3 and part.is_floating_point():
-            return key
-    if tensors:
-        return tensors[0][0]
+    named = [key for key, _ in tensors if key in _HIDDEN_NAMES]
+    deep = [key for key, part in tensors if part.ndim >= 3 and part.is_floating_point()]
+    for key in (*named, *deep, *(key for key, _ in tensors)):
+        return key
     raise UserError(f"a {type(value).__name__} without tensors has no hidden state", "hook another")

@@ -15,13 +15,14 @@ is refused: transformers would fill the gap with random numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from patchbench.adapters.checkpoints import Source, find_source, quiet_transformers
+from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer, quiet_transformers
 from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.common import UserError, near_names
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 # Config attributes that bound the length of a document, by family.
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+# Tables that older versions stored with the weights, and that models compute by themselves now.
+_TABLES = re.compile(r"(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The longest document, or None where nothing bounds it."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         for name in _LENGTHS:
             value = getattr(config, name, None)
             if isinstance(value, int) and value > 0:
@@ -92,11 +95,11 @@ def load_model(
     hook_map: HookMap | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a causal language model, map its components and check that it is causal.
+    """Load a causal language model, map its components, and check both by running it once.
 
     Args:
         model: hub id, folder, `.gguf` file, or a `PreTrainedModel`, whose dtype, device and mode
-            stay as they are.
+            stay as they are (engines score it in eval mode and put its own back).
         dtype: one of `DTYPES`; "auto" takes what the checkpoint holds.
         device: one of `DEVICES`, or "cuda:1"; "auto" takes CUDA, then MPS, then the CPU.
         tokenizer: hub id, folder or object, where the model brings none or another is wanted.
@@ -104,36 +107,65 @@ def load_model(
         trust_remote_code: whether code in the checkpoint may run.
 
     Raises:
-        UserError: nothing there, not reachable, damaged, not a causal language model, or a dtype
-            or device that does not exist.
+        UserError: nothing there, not reachable, damaged, not a causal language model, a place of
+            the HookMap that does not fire once, or a dtype or device that does not exist.
     """
     from transformers import PreTrainedModel
 
-    from patchbench.adapters.probe import check_causal
+    from patchbench.adapters.probe import check_model
 
+    chosen_dtype, place = _dtype(dtype), _device(device)
+    notes: list[str] = []
     if isinstance(model, PreTrainedModel):
+        source, network = None, model
         name = str(model.config.name_or_path or type(model).__name__)
-        loaded = LoadedModel(
-            model=model,
-            tokenizer=_tokenizer(tokenizer, None, trust_remote_code),
-            hook_map=hook_map or hook_map_for(model),
-            name=name,
-        )
-    else:
-        chosen_dtype, place = _dtype(dtype), _device(device)
-        source = find_source(str(model))
-        notes: list[str] = []
+        _check_object(model, dtype, device, notes)
+    elif isinstance(model, str | Path):
+        source, name = find_source(str(model)), str(model)
         network = _load_weights(source, chosen_dtype, trust_remote_code, notes)
-        _refuse_nonfinite(network, source)
-        loaded = LoadedModel(
-            model=network.to(place).eval(),  # pyright: ignore[reportArgumentType]
-            tokenizer=_tokenizer(tokenizer, source, trust_remote_code),
-            hook_map=hook_map or hook_map_for(network),
-            name=str(model),
-            notes=notes,
+    else:
+        raise UserError(
+            f"a {type(model).__name__} is no model",
+            "give a hub id, a folder, a .gguf file or a transformers PreTrainedModel",
         )
-    check_causal(loaded)
-    return loaded
+    _refuse_nonfinite(network, name)
+    found = hook_map or hook_map_for(network)
+    if source is not None:
+        network = _moved(network, place)
+    loaded = LoadedModel(
+        model=network,
+        tokenizer=_tokenizer(tokenizer, source, trust_remote_code, notes),
+        hook_map=found,
+        name=name,
+        notes=notes,
+    )
+    return replace(loaded, hook_map=check_model(loaded))
+
+
+def _check_object(model: PreTrainedModel, dtype: str, device: str, notes: list[str]) -> None:
+    """Refuse to change a model that somebody else holds."""
+    own_dtype, own_device = str(model.dtype).removeprefix("torch."), model.device
+    if dtype not in (own_dtype, "auto"):
+        if dtype != "float32":
+            raise UserError(
+                f"the model object is {own_dtype}, not {dtype}", f"convert it first: .to({dtype})"
+            )
+        notes.append(f"the model object is {own_dtype} and is scored as it is")
+    if device not in ("auto", own_device.type, str(own_device)):
+        raise UserError(
+            f"the model object is on {own_device}, not on {device}",
+            f"move it first: model.to({device!r})",
+        )
+
+
+def _moved(model: Any, device: torch.device) -> PreTrainedModel:
+    try:
+        return model.to(device).eval()
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the model does not fit into the memory of {device}",
+            "use --device cpu or --dtype bfloat16",
+        ) from error
 
 
 def _load_weights(
@@ -157,26 +189,33 @@ def _load_weights(
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"{source.name}: the checkpoint lacks {len(missing)} weights, among them {missing[0]}",
-            "they would be random; the files are incomplete or of another architecture",
+            "they would be random; the files are incomplete, or of another architecture or size",
         )
     if mismatched := sorted(str(item) for item in info.get("mismatched_keys", ())):
         raise UserError(
             f"{source.name}: {mismatched[0]} has another shape than config.json says",
             "the files do not belong together",
         )
-    if unused := sorted(info["unexpected_keys"]):
-        notes.append(f"{len(unused)} weights of the checkpoint are not used, such as {unused[0]}")
+    if unused := sorted(key for key in info["unexpected_keys"] if not _TABLES.search(key)):
+        raise UserError(
+            f"{source.name}: the model has no place for {len(unused)} weights of the checkpoint, "
+            f"among them {unused[0]}",
+            "config.json is of another architecture or size; if they are not needed, load the "
+            "model with transformers and pass the object",
+        )
     if source.note:
         notes.append(source.note)
     return model
 
 
-def _refuse_nonfinite(model: PreTrainedModel, source: Source) -> None:
-    for name, parameter in model.named_parameters():
+def _refuse_nonfinite(model: PreTrainedModel, name: str) -> None:
+    for path, parameter in model.named_parameters():
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             raise UserError(
-                f"{source.name}: weight {name} holds NaN or infinite values",
-                "the checkpoint is damaged, or its training diverged",
+                f"{name}: weight {path} holds NaN or infinite values",
+                "they exceed float16: use --dtype float32"
+                if parameter.dtype == torch.float16
+                else "the checkpoint is damaged, or its training diverged",
             )
 
 
@@ -184,23 +223,31 @@ def _tokenizer(
     wanted: str | Path | PreTrainedTokenizerBase | None,
     source: Source | None,
     trust_remote_code: bool,
+    notes: list[str],
 ) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that was asked for, or else the one that the checkpoint brings."""
     from transformers import AutoTokenizer
 
-    if wanted is None:
-        if source is None or not source.has_tokenizer:
-            return None
-        location, arguments, given = source.location, source.arguments, source
-    elif isinstance(wanted, str | Path):
-        given = find_source(str(wanted))
-        location, arguments = given.location, given.arguments
-    else:
+    if wanted is not None and not isinstance(wanted, str | Path):
         return wanted
-    with quiet_transformers(), given.explained("tokenizer"):
-        # Any: the declared return type is a private union.
-        found: Any = AutoTokenizer.from_pretrained(
-            location, trust_remote_code=trust_remote_code, **arguments
-        )
+    given = source if wanted is None else find_tokenizer(str(wanted))
+    if given is None or not given.has_tokenizer:
+        return None
+    try:
+        with quiet_transformers(), given.explained("tokenizer"):
+            # Any: the declared return type is a private union.
+            found: Any = AutoTokenizer.from_pretrained(
+                given.location, trust_remote_code=trust_remote_code, **given.arguments
+            )
+            if not len(found):
+                raise ValueError("it has no tokens")
+    except UserError as error:
+        # On the hub a missing tokenizer cannot be told from an unreadable one: many models that
+        # were trained on symbols have none.
+        if wanted is not None or given.is_local:
+            raise
+        notes.append(f"no tokenizer: {error}")
+        return None
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from patchbench.adapters.families import block_points, embed_point
-from patchbench.adapters.hook_map import HookMap, HookPoint
+from patchbench.adapters.hook_map import HookMap, HookPoint, path_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +47,7 @@ def map_mixer_lm(model: PreTrainedModel) -> HookMap:
         num_layers=len(stack),
         blocks=BLOCKS,
         points=points,
+        head=path_of(model, model.get_output_embeddings()),
     )
 
 

@@ -1,35 +1,39 @@
 """Proves by running the model that its HookMap is true.
 
 A site that never fires returns unpatched logits without an error, and one that fires twice, or
-whose value nothing reads, gives a number that means nothing. So, before anything is measured: each
-place must fire exactly once per forward pass with a (batch, time, features) value, a patch there at
-one position must change the logits from that position on, and must not change those before.
+whose value nothing reads, gives a number that means nothing. So every place must fire exactly once
+per forward pass with a (batch, time, features) value, a patch there at one position must change
+the logits from that position on, and must not change those before.
 
 Use:
 
-    probe(loaded, [(0, "block_input"), (3, "mixer_output")])
+    hook_map = check_model(loaded)         # at every load: one forward pass, no patches
+    probe(loaded, [(0, "block_input"), (3, "mixer_output")])     # before measuring there
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchbench.adapters.hook_map import HookPoint, get_hidden, put_hidden
+from patchbench.adapters.hook_map import HookMap, HookPoint, get_hidden, put_hidden
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from patchbench.adapters.loading import LoadedModel
 
-LENGTH, POSITION = 8, 4
+LENGTH = 8
 # Logits before the patch may move by rounding alone, relative to their spread.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 HALF_TOLERANCE = 5e-2
+_REMEDY = "the module is bypassed or reused; correct the HookMap or choose another component"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class ProbeResult:
 
 
 def probe(
-    loaded: LoadedModel, places: Collection[tuple[int | None, str]] | None = None
+    loaded: LoadedModel, places: Iterable[tuple[int | None, str]] | None = None
 ) -> list[ProbeResult]:
     """Patch each place once and check what happens.
 
@@ -60,84 +64,125 @@ def probe(
         UserError: a place does not exist, does not fire exactly once, has no (batch, time,
             features) value, changes nothing, or changes earlier positions.
     """
-    hook_map, model = loaded.hook_map, loaded.model
-    chosen = hook_map.points if places is None else places
-    points = [hook_map.point(*place) for place in sorted(chosen, key=_order)]
+    chosen = loaded.hook_map.points if places is None else set(places)
+    points = [loaded.hook_map.point(*place) for place in sorted(chosen, key=_order)]
     tokens = _tokens(loaded)
-    seen: dict[HookPoint, list[Tensor]] = {point: [] for point in points}
-    with _scoring(model):
-        clean = _logits(model, tokens, points=seen, hook_map=hook_map)
-        for point, values in seen.items():
-            _check_fired(loaded, point, values)
+    with _scoring(loaded.model):
+        clean, seen = _observe(loaded, points, tokens)
+        for point in points:
+            if problem := _problem(seen[point], tokens):
+                raise UserError(f"{loaded.name}: {_label(point)} {problem}", _REMEDY)
         return [_patch(loaded, point, seen[point][0], tokens, clean) for point in points]
 
 
-def check_causal(loaded: LoadedModel) -> None:
-    """Check that a later token does not change an earlier prediction.
+def check_model(loaded: LoadedModel) -> HookMap:
+    """Check that the model is causal and that every place of its HookMap fires once.
+
+    Returns:
+        The HookMap. One that was found by inspection is a guess: places that do not hold are
+        taken out of it, and its notes say so.
 
     Raises:
-        UserError: it does (an encoder), or the model gives no logits over its vocabulary.
+        UserError: a later token changes an earlier prediction (an encoder), logits are missing
+            or not finite, or a place of a table does not fire exactly once.
     """
+    hook_map = loaded.hook_map
+    points = list(hook_map.points.values())
     tokens = _tokens(loaded)
-    other = tokens.clone()
-    other[:, -1] = (other[:, -1] + 1) % loaded.vocab_size
+    tokens[1] = tokens[0]
+    tokens[1, -1] = (tokens[1, -1] + 1) % loaded.vocab_size
     with _scoring(loaded.model):
-        logits, changed = (_logits(loaded.model, ids) for ids in (tokens, other))
-    moved = float((logits - changed)[:, :-1].abs().max())
+        logits, seen = _observe(loaded, points, tokens)
+    moved = float((logits[0] - logits[1])[:-1].abs().max())
     if not moved <= _tolerance(loaded, logits):
         raise UserError(
             f"{loaded.name} is not causal: a later token moves earlier logits by {moved:.2g}",
             "encoders and bidirectional models cannot be measured; load a decoder",
         )
+    problems = {point: _problem(seen[point], tokens) for point in points}
+    if hook_map.origin == "inspection":
+        problems |= _residuals(hook_map, seen, problems)
+        return _without(hook_map, problems)
+    for point, problem in problems.items():
+        if problem:
+            raise UserError(f"{loaded.name}: {_label(point)} {problem}", _REMEDY)
+    return hook_map
+
+
+def _problem(values: Sequence[Tensor], tokens: Tensor) -> str | None:
+    """Return what is wrong with what a place gave in one forward pass."""
+    if len(values) != 1:
+        return f"fires {len(values)} times in a forward pass, once is needed"
+    shape = tuple(values[0].shape)
+    if len(shape) != 3 or shape[:2] != tokens.shape:
+        return f"has shape {shape} where (batch, time, features) is {(*tokens.shape, '…')}"
+    return None
+
+
+def _residuals(
+    hook_map: HookMap, seen: dict[HookPoint, list[Tensor]], problems: dict[HookPoint, str | None]
+) -> dict[HookPoint, str]:
+    """Return the MLP outputs that equal the block's: such an MLP adds the residual itself."""
+    found = {}
+    for point in seen:
+        block = hook_map.points.get((point.layer, "block_output"))
+        if point.component != "mlp_output" or block is None or problems[point] or problems[block]:
+            continue
+        if torch.equal(seen[point][0], seen[block][0]):
+            found[point] = "holds the residual stream, too"
+    return found
+
+
+def _without(hook_map: HookMap, problems: dict[HookPoint, str | None]) -> HookMap:
+    bad = {point: problem for point, problem in problems.items() if problem}
+    if not bad:
+        return hook_map
+    if any(point.component in ("embed", "block_input", "block_output") for point in bad):
+        point, problem = next(iter(bad.items()))
+        raise UserError(
+            f"cannot map model type {hook_map.model_type!r}: {_label(point)} {problem}",
+            "pass a HookMap to load_model",
+        )
+    reasons = {f"{point.component} is left out, it {problem}" for point, problem in bad.items()}
+    return replace(
+        hook_map,
+        points={place: point for place, point in hook_map.points.items() if point not in bad},
+        notes=(*hook_map.notes, *sorted(reasons)),
+    )
 
 
 def _patch(
     loaded: LoadedModel, point: HookPoint, value: Tensor, tokens: Tensor, clean: Tensor
 ) -> ProbeResult:
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(value.shape[0], *value.shape[2:], generator=generator)
-    scale = value.float().std().clamp_min(1e-3)
+    position = _position(tokens)
+    noise = np.random.default_rng(0).normal(size=value[:, position].shape)
+    change = float(value.float().std().clamp_min(1e-3)) * torch.from_numpy(noise)
 
-    def replace(hidden: Tensor) -> Tensor:
+    def patch(hidden: Tensor) -> Tensor:
         patched = hidden.clone()
-        patched[:, POSITION] += (scale * noise.to(hidden.device)).to(hidden.dtype)
+        patched[:, position] += change.to(hidden.device, hidden.dtype)
         return patched
 
     module = loaded.hook_map.module(loaded.model, point)
-    with _hook(module, point, replace):
-        patched = _logits(loaded.model, tokens)
-    change = (patched - clean).abs()
-    effect = float(change[:, POSITION:].max())
-    where = f"{_label(point)} ({point.path}, {point.io})"
-    if not effect > 0:
+    with _hook(module, point, patch):
+        patched = _logits(loaded, tokens)
+    if torch.equal(patched[:, position:], clean[:, position:]):
         raise UserError(
-            f"{loaded.name}: a patch at {where} changes nothing",
+            f"{loaded.name}: a patch at {_label(point)} changes nothing",
             "the model does not read that value; correct the HookMap or choose another component",
         )
-    if not float(change[:, :POSITION].max()) <= _tolerance(loaded, clean):
+    moved = (patched - clean).abs()
+    if position and not float(moved[:, :position].max()) <= _tolerance(loaded, clean):
         raise UserError(
-            f"{loaded.name}: a patch at {where} changes earlier positions",
+            f"{loaded.name}: a patch at {_label(point)} changes earlier positions",
             "its second dimension is not time; correct the HookMap",
         )
     return ProbeResult(
-        layer=point.layer, component=point.component, shape=tuple(value.shape), effect=effect
+        layer=point.layer,
+        component=point.component,
+        shape=tuple(value.shape),
+        effect=float(moved[:, position:].max()),
     )
-
-
-def _check_fired(loaded: LoadedModel, point: HookPoint, values: list[Tensor]) -> None:
-    where = f"{_label(point)} ({point.path}, {point.io})"
-    if len(values) != 1:
-        raise UserError(
-            f"{loaded.name}: {where} fires {len(values)} times in a forward pass",
-            "once is needed: the module is bypassed or reused; correct the HookMap or choose "
-            "another component",
-        )
-    shape = tuple(values[0].shape)
-    if len(shape) < 3 or shape[:2] != (2, LENGTH):
-        raise UserError(
-            f"{loaded.name}: {where} has shape {shape}",
-            f"(batch, time, features) is needed, here (2, {LENGTH}, …)",
-        )
 
 
 @contextmanager
@@ -170,23 +215,41 @@ def _hook(
         handle.remove()
 
 
-def _logits(
-    model: Any,
-    tokens: Tensor,
-    points: dict[HookPoint, list[Tensor]] | None = None,
-    hook_map: Any = None,
-) -> Tensor:
-    """Return fp32 logits (batch, time, vocabulary), noting the values at `points`."""
-    from contextlib import ExitStack
+def _observe(
+    loaded: LoadedModel, points: Sequence[HookPoint], tokens: Tensor
+) -> tuple[Tensor, dict[HookPoint, list[Tensor]]]:
+    """Return the logits of one forward pass, and what each place gave in it.
 
+    Raises:
+        UserError: the logits are not finite.
+    """
+    seen: dict[HookPoint, list[Tensor]] = {point: [] for point in points}
     with ExitStack() as stack:
-        for point, values in (points or {}).items():
-            module = hook_map.module(model, point)
-            stack.enter_context(_hook(module, point, lambda hidden, v=values: v.append(hidden)))
-        output = model(tokens, use_cache=False)
+        for point in points:
+            module = loaded.hook_map.module(loaded.model, point)
+            # Copies: some blocks add into the very tensor that a module gave them.
+            note = lambda hidden, values=seen[point]: values.append(hidden.clone())  # noqa: E731
+            stack.enter_context(_hook(module, point, note))
+        logits = _logits(loaded, tokens)
+    if not bool(torch.isfinite(logits).all()):
+        raise UserError(
+            f"{loaded.name}: its logits are not finite in {loaded.dtype}",
+            "try --dtype float32; otherwise the weights are damaged",
+        )
+    return logits, seen
+
+
+def _logits(loaded: LoadedModel, tokens: Tensor) -> Tensor:
+    """Return fp32 logits, (batch, time, vocabulary)."""
+    model: Any = loaded.model
+    takes_cache = "use_cache" in inspect.signature(model.forward).parameters
+    output = model(input_ids=tokens, **({"use_cache": False} if takes_cache else {}))
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:2] != tokens.shape:
-        raise UserError(f"{type(model).__name__} gives no logits", "a language model is needed")
+        raise UserError(
+            f"{type(model).__name__} gives no logits for each token",
+            "a causal language model with its head is needed, such as GPT2LMHeadModel",
+        )
     return logits.float()
 
 
@@ -204,9 +267,13 @@ def _scoring(model: nn.Module) -> Iterator[None]:
 
 
 def _tokens(loaded: LoadedModel) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(loaded.vocab_size, (2, LENGTH), generator=generator)
-    return tokens.to(loaded.device)
+    length = min(LENGTH, loaded.max_positions or LENGTH)
+    tokens = np.random.default_rng(0).integers(loaded.vocab_size, size=(2, length))
+    return torch.from_numpy(tokens).to(loaded.device)
+
+
+def _position(tokens: Tensor) -> int:
+    return tokens.shape[1] // 2
 
 
 def _tolerance(loaded: LoadedModel, logits: Tensor) -> float:
@@ -219,4 +286,5 @@ def _order(place: tuple[int | None, str]) -> tuple[int, str]:
 
 
 def _label(point: HookPoint) -> str:
-    return point.component if point.layer is None else f"L{point.layer}.{point.component}"
+    name = point.component if point.layer is None else f"L{point.layer}.{point.component}"
+    return f"{name} ({point.io} of {point.path})"
