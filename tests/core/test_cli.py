@@ -1,0 +1,186 @@
+"""The command line as a user meets it: exit codes, one-line errors, output in 80 columns."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from patchbench import cli
+from tests.tiny_models import tiny
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "gpt2"
+    tiny("gpt2", vocab=64).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["patchbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+AR = ("--task", "ar/mini", "--n", 8)
+
+
+def test_evaluate_prints_a_summary_in_80_columns_and_writes_the_folder(run, model_dir, tmp_path):
+    out = tmp_path / "run"
+    code, stdout, _ = run("evaluate", "--model", model_dir, *AR, "--out", out)
+    assert code == 0
+    assert max(map(len, stdout.splitlines())) <= 80
+    for word in ("gpt2", "float32", "cpu", "ar/mini", "8 items", "accuracy", "identity"):
+        assert word in stdout
+    assert "below the gate" in stdout  # an untrained model has no mechanism to show
+    assert {p.name for p in out.iterdir()} >= {"result.json", "rows.parquet"}
+
+
+def test_json_alone_is_on_stdout(run, model_dir):
+    code, stdout, stderr = run("evaluate", "--model", model_dir, *AR, "--json")
+    assert code == 0
+    summary = json.loads(stdout)
+    assert summary["n"] == 8
+    assert stderr == ""
+
+
+def test_listings(run, model_dir):
+    code, stdout, _ = run("tasks")
+    assert code == 0
+    assert "atr/easy" in stdout
+    assert max(map(len, stdout.splitlines())) <= 80
+    code, stdout, _ = run("models")
+    assert code == 0
+    assert "gpt_neox" in stdout
+    assert "delta_net" in stdout
+    code, stdout, _ = run("sites", "--model", model_dir, "--json")
+    assert code == 0
+    layers = {row["layer"]: row["components"] for row in json.loads(stdout)}
+    assert set(layers) == {None, 0, 1}
+    assert "mixer_output" in layers[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--task", "arr"], "did you mean 'ar'"),
+        (["--task", "atr/eazy"], "atr/easy"),
+        (["--set", "num_pair=4"], "num_pairs"),
+        (["--set", "num_pairs"], "NAME=VALUE"),
+        (["--set", "num_pairs=0"], "num_pairs"),
+        (["--components", "block_inptu"], "block_input"),
+        (["--positions", "vlaue"], "value"),
+        (["--positions", "value+x"], "value+x"),
+        (["--layers", "7"], "0–1"),
+        (["--layers", "a"], "0,3-5"),
+        (["--corruption", "keys"], "key"),
+        (["--direction", "denoize"], "denoise"),
+        (["--engine", "pyven"], "pyvene"),
+        (["--n", "0"], "at least 1"),
+        (["--batch-size", "0"], "at least 1"),
+        (["--threads", "0"], "at least 1"),
+        (["--dtype", "float23"], "float32"),
+        (["--device", "cdua"], "cuda"),
+        (["--template", "colon"], "tokenizer"),
+        (["--shots", "2"], "tokenizer"),
+        (["--split", "tset"], "test"),
+        (["--task", "atr/large_vocab"], "vocabulary"),
+        (["--out", "/proc/nowhere/run"], "/proc"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_code_2(run, model_dir, change, says):
+    code, stdout, stderr = run("evaluate", "--model", model_dir, *AR, *change)
+    assert code == 2, stderr
+    assert stdout == ""
+    assert len(stderr.strip().splitlines()) == 1
+    assert says in stderr
+
+
+def test_broken_models_are_one_line_and_code_2(run, model_dir, tmp_path):
+    cases = {}
+    cases["nothing there"] = tmp_path / "absent"
+    cases["empty"] = tmp_path / "empty"
+    cases["empty"].mkdir()
+    truncated = tmp_path / "truncated"
+    nan = tmp_path / "nan"
+    for folder in (truncated, nan):
+        tiny("gpt2", vocab=64).save_pretrained(folder)
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    tensors = load_file(nan / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = torch.nan
+    save_file(tensors, nan / "model.safetensors", metadata={"format": "pt"})
+    cases |= {"truncated": truncated, "nan": nan}
+    cases["gguf"] = tmp_path / "broken.gguf"
+    cases["gguf"].write_bytes(b"GGUF\0\0")
+    for name, folder in cases.items():
+        code, _, stderr = run("evaluate", "--model", folder, *AR, "--quiet")
+        assert code == 2, name
+        assert len(stderr.strip().splitlines()) == 1, stderr
+
+
+def test_an_existing_out_is_kept_unless_overwrite(run, model_dir, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "mine.txt").write_text("precious")
+    code, _, stderr = run("evaluate", "--model", model_dir, *AR, "--out", out)
+    assert code == 2
+    assert "--overwrite" in stderr
+    assert (out / "mine.txt").read_text() == "precious"
+    code, _, _ = run("evaluate", "--model", model_dir, *AR, "--out", out, "--overwrite")
+    assert code == 0
+    assert (out / "result.json").exists()
+
+
+def test_export_writes_a_loadable_dataset(run, tmp_path):
+    from datasets import load_dataset
+
+    code, _, stderr = run("tasks", "export", "ar/mini", "--out", tmp_path / "d", "--n", 16)
+    assert code == 0, stderr
+    rows = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))["test"]
+    assert rows.num_rows == 16
+    assert rows[0]["roles"]["value"] == rows[0]["roles"]["key"] + 1
+
+
+def test_interrupting_leaves_nothing_half_written(model_dir, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/mini", "--n", "1024"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from patchbench.cli import main; main()", *arguments]
+        + ["--batch-size", "1", "--out", str(out), "--quiet"],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    time.sleep(9)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"nothing was written" in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; sys.argv = ['patchbench', '--help']\n"
+        "from patchbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pyvene', 'numpy', 'plotly', 'scipy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

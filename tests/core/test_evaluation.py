@@ -1,0 +1,159 @@
+"""The main job from end to end, against a loop that shares nothing with it."""
+
+import numpy as np
+import pytest
+import torch
+
+import patchbench as pb
+from patchbench.evaluation import EvaluateConfig, select_sites
+from tests.tiny_models import tiny
+
+
+@pytest.fixture(scope="module")
+def task():
+    return pb.load_task("ar", num_pairs=3, num_keys=8, num_values=8)
+
+
+def by_hand(model, task, layer, offset, n):
+    """p(answer) clean, corrupted, and patched at the input of a block, one example at a time."""
+    found = []
+    for row in task.dataset("test", n):
+        clean, corrupted = row["input_ids"], row["corruptions"]["key"]["input_ids"]
+        read_out = row["roles"]["answer"] - 1
+        where = row["roles"]["value"] + offset
+        block = model.transformer.h[layer]
+        kept = {}
+
+        def keep(_, args, kept=kept):
+            kept["hidden"] = args[0].detach().clone()
+
+        def swap(_, args, kept=kept, where=where):
+            hidden = args[0].clone()
+            hidden[:, where] = kept["hidden"][:, where]
+            return (hidden, *args[1:])
+
+        def p(ids, row=row, read_out=read_out):
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, read_out]
+            return float(logits.double().softmax(-1)[row["answer"]])
+
+        handle = block.register_forward_pre_hook(keep)
+        p_clean = p(clean)
+        handle.remove()
+        handle = block.register_forward_pre_hook(swap)
+        p_patched = p(corrupted)
+        handle.remove()
+        found.append((p_clean, p(corrupted), p_patched))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("layer", "offset"), [(0, -1), (1, 0), (1, 1)])
+def test_evaluate_equals_a_loop_by_hand(task, layer, offset):
+    model = tiny("gpt2")
+    site = f"L{layer}.block_input@value" + (f"{offset:+d}" if offset else "")
+    result = pb.evaluate(model, task, n=12, layers=[layer], positions=[site.split("@")[1]])
+    rows = result.rows.to_pylist()
+    ours = sorted((r["example"], r) for r in rows if r["site"] == site and r["control"] is None)
+    truth = by_hand(model, task, layer, offset, 12)
+    assert len(ours) == 12
+    for (_, row), (p_clean, p_corrupted, p_patched) in zip(ours, truth, strict=True):
+        assert row["p_source"] == pytest.approx(p_clean, abs=1e-6)
+        assert row["p_base"] == pytest.approx(p_corrupted, abs=1e-6)
+        assert row["p_patched"] == pytest.approx(p_patched, abs=1e-6)
+    mean = truth.mean(axis=0)
+    expected = (mean[2] - mean[1]) / (mean[0] - mean[1])
+    assert result.attrib(site).value == pytest.approx(expected, rel=1e-3)
+
+
+def test_equal_arguments_give_equal_rows_and_intervals(task):
+    runs = [pb.evaluate(tiny("gpt2"), task, n=8, layers=[1]) for _ in range(2)]
+    assert runs[0].rows.equals(runs[1].rows)
+    assert runs[0].summary == runs[1].summary
+
+
+def test_saved_result_comes_back_equal(task, tmp_path):
+    result = pb.evaluate(tiny("gpt2"), task, n=8, layers=[1], command="patchbench evaluate")
+    result.save(tmp_path / "run")
+    again = pb.Result.load(tmp_path / "run")
+    assert again.rows.equals(result.rows)
+    assert again.summary == result.summary
+    assert again.provenance["command"] == "patchbench evaluate"
+    assert again.attrib("L1.block_input@value") == result.attrib("L1.block_input@value")
+
+
+def test_progress_ends_at_the_total(task):
+    calls = []
+    pb.evaluate(
+        tiny("gpt2"),
+        task,
+        n=10,
+        batch_size=4,
+        layers=[0],
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert calls[-1][0] == calls[-1][1]
+
+
+def test_below_the_gate_there_are_no_effects(task):
+    run = pb.evaluate(tiny("gpt2"), task, n=32, layers=[1]).summary["runs"][0]
+    assert run["reasons"]
+    assert run["effects"] == []
+
+
+def test_documents_of_different_length_are_measured_together():
+    task = pb.load_task("atr/easy")
+    result = pb.evaluate(tiny("mamba", vocab=26), task, n=24, layers=[1], positions=["value"])
+    assert result.summary["n"] == 24
+    assert 0.2 < result.summary["floor"] < 0.8  # its heuristics are far above guessing
+
+
+def test_the_model_is_left_as_it_was(task):
+    model = tiny("gpt2").train()
+    model.transformer.wte.weight.requires_grad_(False)
+    fired = []
+    handle = model.transformer.h[0].register_forward_hook(lambda *_: fired.append(1))
+    pb.evaluate(model, task, n=4, layers=[1], positions=["value"])
+    assert model.training
+    assert not model.transformer.wte.weight.requires_grad
+    assert model.transformer.wpe.weight.requires_grad
+    fired.clear()
+    model(torch.zeros(1, 4, dtype=torch.long))
+    assert fired == [1]
+    handle.remove()
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_select_sites_takes_layers_and_components_that_exist():
+    hook_map = pb.load_model(tiny("mamba")).hook_map
+    sites = select_sites(hook_map, ["embed", "mixer_output"], [1], ["key", "value+1"])
+    assert [str(site) for site in sites] == [
+        "embed@key",
+        "embed@value+1",
+        "L1.mixer_output@key",
+        "L1.mixer_output@value+1",
+    ]
+    with pytest.raises(pb.UserError, match="mlp_output"):
+        select_sites(hook_map, ["mlp_output"], None, ["key"])
+    with pytest.raises(pb.UserError, match="layers 0–1"):
+        select_sites(hook_map, ["block_input"], [2], ["key"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n": 0},
+        {"n": 2.5},
+        {"batch_size": 0},
+        {"shots": -1},
+        {"positions": []},
+        {"positions": ["value", "value"]},
+        {"directions": ["up"]},
+        {"resamples": 1},
+        {"nn": 3},
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(pb.UserError):
+        EvaluateConfig.of(settings)

@@ -1,0 +1,45 @@
+"""What is shipped: every package is listed, one version, a public surface that resolves."""
+
+import tomllib
+from pathlib import Path
+
+import patchbench
+import patchbench.adapters
+import patchbench.tasks
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_every_folder_with_code_is_a_listed_package():
+    rooms = {"patchbench": "patchbench", "adapters": "patchbench.adapters"}
+    rooms["tasks"] = "patchbench.tasks"
+    found = set()
+    for room, name in rooms.items():
+        for file in (ROOT / room).rglob("*.py"):
+            parts = file.parent.relative_to(ROOT / room).parts
+            found.add(".".join((name, *parts)))
+    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_one_version():
+    assert patchbench.__version__ == PROJECT["project"]["version"]
+
+
+def test_every_public_name_resolves():
+    for module in (patchbench, patchbench.adapters, patchbench.tasks):
+        for name in module.__all__:
+            assert getattr(module, name) is not None, f"{module.__name__}.{name}"
+
+
+def test_rooms_know_nothing_of_each_other():
+    """adapters and tasks import neither each other nor the core."""
+    for room, allowed in (("adapters", "adapters"), ("tasks", "tasks")):
+        for file in (ROOT / room).rglob("*.py"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                words = line.split()
+                if len(words) > 1 and words[0] in ("from", "import"):
+                    target = words[1]
+                    if target == "patchbench" or target.startswith("patchbench."):
+                        second = target.split(".")[1] if "." in target else ""
+                        assert second in (allowed, "common"), f"{file}: {line}"
