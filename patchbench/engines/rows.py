@@ -1,0 +1,121 @@
+"""From logits to rows: the same for every engine.
+
+Use:
+
+    writer = RowWriter(batch)
+    writer.observe("clean", logits)                 # each run once, unpatched
+    writer.add(intervention, usable, patched)       # then each intervention
+    writer.table()
+
+One row is one example × intervention. All metrics are about the clean run's answer.
+"""
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from patchbench.common import UserError
+from patchbench.effects import METRICS, ROW_SCHEMA
+from patchbench.engines.base import Batch
+from patchbench.interventions import CLEAN, Intervention
+from patchbench.metrics import Measurement, best_candidate, kl_divergence, measure
+
+
+class RowWriter:
+    """Collects the rows of one batch."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._logits: dict[str, Tensor] = {}
+        self._measured: dict[tuple[str, str], Measurement] = {}
+        self._kl: dict[tuple[str, str], np.ndarray] = {}
+        self._columns: dict[str, list] = {name: [] for name in ROW_SCHEMA.names}
+        self._correct = self._correct_in_context = np.zeros(len(batch), bool)
+
+    @property
+    def observed(self) -> set[str]:
+        """The runs that were observed."""
+        return set(self._logits)
+
+    def observe(self, run: str, logits: Tensor) -> None:
+        """Take the unpatched predictions of "clean" or a corruption: (B, vocabulary).
+
+        Raises:
+            UserError: the model predicts NaN.
+        """
+        if bool(logits.isnan().any()):
+            raise UserError(
+                f"the model's logits on the {run} documents are NaN",
+                "its weights are damaged, or the dtype is too narrow: try float32",
+            )
+        self._logits[run] = logits
+        if run == CLEAN:
+            measured = measure(logits, self._batch.answer)
+            self._correct = measured.best == self._batch.answer
+            best = best_candidate(measured.log_probs, self._batch.candidates)
+            self._correct_in_context = best == self._batch.answer
+
+    def add(self, intervention: Intervention, usable: np.ndarray, logits: Tensor) -> None:
+        """Add the rows of one intervention.
+
+        Args:
+            intervention: its base and source run were observed, and the clean run.
+            usable: (B,) bool, the examples that get a row.
+            logits: (B, vocabulary) patched predictions.
+        """
+        corruption = intervention.corruption
+        base = self._measure(intervention.base_run, corruption)
+        source = self._measure(intervention.source_run, corruption)
+        patched = measure(logits, self._batch.answer, self._batch.counterfactual[corruption])
+        key = (intervention.base_run, intervention.source_run)
+        if key not in self._kl:
+            self._kl[key] = kl_divergence(source.log_probs, base.log_probs)
+        values = {
+            "example": self._batch.index,
+            "kl_base": self._kl[key],
+            "kl_patched": kl_divergence(source.log_probs, patched.log_probs),
+            "correct": self._correct,
+            "correct_in_context": self._correct_in_context,
+            "distance": self._batch.distance,
+            "heuristic": self._batch.heuristic,
+        }
+        for run, measured in (("base", base), ("source", source), ("patched", patched)):
+            values |= {f"{metric}_{run}": getattr(measured, metric) for metric in METRICS}
+        first = intervention.sites[0]
+        count = int(usable.sum())
+        constants = {
+            "site": intervention.label,
+            "layer": first.layer,
+            "component": first.component,
+            "role": first.position.role,
+            "offset": first.position.offset,
+            "head": first.head,
+            "corruption": corruption,
+            "direction": intervention.direction,
+            "control": intervention.control,
+        }
+        for name, value in values.items():
+            self._columns[name].append(value[usable])
+        for name, value in constants.items():
+            self._columns[name] += [value] * count
+
+    def table(self) -> pa.Table:
+        """Return all rows, in the order in which they were added."""
+        arrays = []
+        for item in ROW_SCHEMA:
+            parts = self._columns[item.name]
+            if parts and isinstance(parts[0], np.ndarray):
+                column = np.concatenate(parts)
+                mask = np.isnan(column) if item.name.startswith("logit_diff") else None
+                arrays.append(pa.array(column, item.type, mask=mask))
+            else:
+                arrays.append(pa.array(parts, item.type))
+        return pa.Table.from_arrays(arrays, schema=ROW_SCHEMA)
+
+    def _measure(self, run: str, corruption: str) -> Measurement:
+        key = (run, corruption)
+        if key not in self._measured:
+            self._measured[key] = measure(
+                self._logits[run], self._batch.answer, self._batch.counterfactual[corruption]
+            )
+        return self._measured[key]

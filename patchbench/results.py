@@ -1,0 +1,229 @@
+"""What a run leaves behind: its rows, what they say, and where they come from.
+
+Use:
+
+    result.accuracy                                         # Estimate(value, low, high, n)
+    result.attrib("L1.block_input@value", corruption="key")
+    result.table("block_input", corruption="key")           # {(layer, "value"): Estimate}
+    result.save("runs/x")
+    Result.load("runs/x")
+
+A saved Result is a folder: `rows.parquet`, one row per example and intervention, and
+`result.json` with the config, the provenance and the summary. Every number but the task's floor
+is computed from the rows.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from patchbench.common import UserError, fresh_directory, near_names
+from patchbench.effects import METRICS, ROW_SCHEMA, attribs
+from patchbench.provenance import collect_provenance
+from patchbench.sites import Position, Site
+from patchbench.statistics import Estimate
+
+__all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
+
+SCHEMA = "patchbench/result"
+VERSION = 1
+_JSON, _ROWS = "result.json", "rows.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The outcome of one evaluation.
+
+    Attributes:
+        config: what was asked for.
+        provenance: what it was computed from, by what, in how long.
+        summary: see `patchbench.summary.summarise`.
+        rows: of `ROW_SCHEMA`.
+    """
+
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    summary: dict[str, Any]
+    rows: pa.Table
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: pa.Table,
+        *,
+        config: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        controls: Sequence[Mapping[str, Any]] = (),
+    ) -> "Result":
+        """Build the result, with its summary.
+
+        Args:
+            rows: of `ROW_SCHEMA`, the controls' rows included.
+            config: ready for JSON but for tuples.
+            provenance: what `collect_provenance` returned.
+            controls: outcome of each control, with its `corruption` and `direction`.
+        """
+        from patchbench.summary import summarise
+
+        # As JSON gives it back, so that a loaded Result equals a fresh one.
+        config, provenance = (json.loads(json.dumps(dict(d))) for d in (config, provenance))
+        summary = summarise(rows, config=config, provenance=provenance, controls=controls)
+        return cls(config=config, provenance=provenance, summary=summary, rows=rows)
+
+    @property
+    def accuracy(self) -> Estimate:
+        """Share of examples whose answer is the likeliest token of the vocabulary."""
+        return Estimate.from_json(self.summary["accuracy"])
+
+    @property
+    def accuracy_in_context(self) -> Estimate:
+        """Share of examples whose answer is the likeliest of the in-context values."""
+        return Estimate.from_json(self.summary["accuracy_in_context"])
+
+    def attrib(
+        self,
+        site: str | Site,
+        corruption: str = "key",
+        direction: str = "denoise",
+        metric: str = "p",
+    ) -> Estimate:
+        """Return the Attrib of one site, with its interval.
+
+        Args:
+            site: as in "L1.block_input@value".
+            corruption: which of the measured ones.
+            direction: which of the measured ones.
+            metric: "p", "logp", "logit" or "logit_diff".
+
+        Raises:
+            UserError: none of that was measured.
+        """
+        name = str(site)
+        return self._attribs(corruption, direction, metric, [name])[name]
+
+    def table(
+        self,
+        component: str,
+        corruption: str = "key",
+        direction: str = "denoise",
+        metric: str = "p",
+    ) -> dict[tuple[int | None, str], Estimate]:
+        """Return the Attrib of a component by (layer, position).
+
+        Layers ascend; positions come as they were asked for, else in the order of a document.
+
+        Raises:
+            UserError: none of that was measured.
+        """
+        every = self._attribs(corruption, direction, metric, None)
+        # Sites patched together, and single heads, have no place in the grid.
+        sites = [Site.parse(name) for name in every if " & " not in name]
+        chosen = [site for site in sites if site.component == component and site.head is None]
+        if not chosen:
+            known = {site.component for site in sites}
+            raise UserError(f"no rows for component {component!r}", near_names(component, known))
+        asked = [Position.parse(text) for text in self.config.get("positions") or ()]
+
+        def place(site: Site) -> tuple[int, int, Position]:
+            first = asked.index(site.position) if site.position in asked else len(asked)
+            return -1 if site.layer is None else site.layer, first, site.position
+
+        return {
+            (site.layer, str(site.position)): every[str(site)] for site in sorted(chosen, key=place)
+        }
+
+    def save(self, directory: str | Path, overwrite: bool = False) -> None:
+        """Write the folder, in whole or not at all.
+
+        Raises:
+            UserError: it exists and `overwrite` is false, or it cannot be written.
+        """
+        with fresh_directory(directory, overwrite=overwrite) as temporary:
+            pq.write_table(self.rows, temporary / _ROWS)
+            content = {
+                "schema": SCHEMA,
+                "version": VERSION,
+                "config": self.config,
+                "provenance": self.provenance,
+                "summary": self.summary,
+                "rows": {"count": len(self.rows), "sha256": _digest(temporary / _ROWS)},
+            }
+            text = json.dumps(content, indent=2, allow_nan=False)
+            (temporary / _JSON).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Result":
+        """Read a folder that `save` wrote.
+
+        Raises:
+            UserError: no such folder, not a Result, of a newer schema, or damaged.
+        """
+        directory = Path(directory)
+        content = _read_json(directory)
+        path = directory / _ROWS
+        if not path.is_file():
+            raise UserError(f"{directory}: {_ROWS} is missing", "the folder is damaged")
+        if _digest(path) != content["rows"]["sha256"]:
+            raise UserError(
+                f"{path} is not the file that {_JSON} describes",
+                "the folder is damaged or was edited: run the evaluation again",
+            )
+        rows = pq.read_table(path)
+        if not rows.schema.equals(ROW_SCHEMA):
+            raise UserError(
+                f"{path} has other columns than version {VERSION}", "run the evaluation again"
+            )
+        return cls(
+            config=content["config"],
+            provenance=content["provenance"],
+            summary=content["summary"],
+            rows=rows,
+        )
+
+    def _attribs(
+        self, corruption: str, direction: str, metric: str, sites: Sequence[str] | None
+    ) -> dict[str, Estimate]:
+        settings = {
+            name: self.config[name] for name in ("seed", "resamples") if name in self.config
+        }
+        return attribs(
+            self.rows,
+            corruption=corruption,
+            direction=direction,
+            metric=metric,
+            sites=sites,
+            **settings,
+        )
+
+
+def _read_json(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a folder", "name the folder of a Result")
+    path = directory / _JSON
+    if not path.is_file():
+        raise UserError(f"{directory} is not a Result", f"it has no {_JSON}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged", str(error)) from None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise UserError(f"{path} is not a Result", f'it lacks "schema": "{SCHEMA}"')
+    version = content.get("version")
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        remedy = "update patchbench" if newer else "run the evaluation again"
+        raise UserError(f"{path} has version {version}, this patchbench reads {VERSION}", remedy)
+    for name in ("config", "provenance", "summary", "rows"):
+        if not isinstance(content.get(name), dict):
+            raise UserError(f"{path} is damaged", f"it lacks {name!r}")
+    return content
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

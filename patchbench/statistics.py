@@ -1,0 +1,152 @@
+"""Numbers with an interval: proportions, means, and ratios of means over the same examples.
+
+Use:
+
+    wilson(87, 128)                                   # accuracy
+    mean(p_clean, rng=rng)                            # bootstrap
+    ratio_of_means(p_patched - p_base[:, None], p_source - p_base, rng=rng)     # one per site
+
+The bootstrap is paired: an example is drawn with everything that was measured on it, and all
+columns share the draws, so that what is compared was measured on the same items. A resample is a
+vector of counts, and all of them times all columns is one matrix product.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, nan, sqrt
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with a 95 % interval (unless another level was asked for).
+
+    Attributes:
+        n: examples behind it. With fewer than two there is no interval: `low`, `high` are NaN or
+            the limits of what the value can be.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Return a dict for JSON; what is not finite becomes null."""
+        limits = {"value": self.value, "low": self.low, "high": self.high}
+        return {k: v if isfinite(v) else None for k, v in limits.items()} | {"n": self.n}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Estimate":
+        """Undo `to_json`."""
+        limits = (nan if data[k] is None else float(data[k]) for k in ("value", "low", "high"))
+        return cls(*limits, n=int(data["n"]))
+
+
+def wilson(successes: int, n: int, level: float = LEVEL) -> Estimate:
+    """Return a proportion with Wilson's score interval (1927); n = 0 gives NaN in [0, 1]."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}")
+    if n == 0:
+        return Estimate(nan, 0.0, 1.0, 0)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    # At the ends the formula is exact on paper only.
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == n else centre + half
+    return Estimate(share, low, high, n)
+
+
+def mean(
+    values: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    bounds: tuple[float, float] = (nan, nan),
+) -> Estimate:
+    """Return a mean with a percentile-bootstrap interval.
+
+    Args:
+        values: (n,); NaN entries are left out.
+        rng: draws the resamples.
+        resamples: how many.
+        level: of the interval.
+        bounds: what the mean can be at all; the interval where n < 2 allows none.
+    """
+    values = np.asarray(values, np.float64)
+    values = values[~np.isnan(values)]
+    n = len(values)
+    if n < 2:
+        return Estimate(float(values[0]) if n else nan, *bounds, n=n)
+    low, high = np.quantile(_counts(n, resamples, rng) @ values / n, _tails(level))
+    return Estimate(float(values.mean()), float(low), float(high), n)
+
+
+def ratio_of_means(
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+) -> list[Estimate]:
+    """Return mean(numerator) / mean(denominator) of every column, by paired bootstrap.
+
+    Args:
+        numerator: (n examples, k columns). NaN: the example lacks this column, and is left out of
+            both means of it.
+        denominator: (n, k), or (n,) if all columns share it.
+        rng: draws the resamples.
+        resamples: how many.
+        level: of the intervals.
+
+    Returns:
+        k estimates. NaN throughout where a mean denominator is 0; NaN limits where n < 2.
+    """
+    numerator = np.asarray(numerator, np.float64)
+    denominator = np.asarray(denominator, np.float64)
+    if denominator.ndim == 1:
+        denominator = denominator[:, None]
+    denominator = np.broadcast_to(denominator, numerator.shape)
+    present = ~(np.isnan(numerator) | np.isnan(denominator))
+    top, bottom = (np.where(present, part, 0.0) for part in (numerator, denominator))
+    sizes = present.sum(axis=0)
+    counts = _counts(len(numerator), resamples, rng)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = _ratio(top.sum(axis=0), bottom.sum(axis=0))
+        drawn = _ratio(counts @ top, counts @ bottom)
+    # A resample without a ratio (no example of a rare column, or a zero) says nothing.
+    limits = np.full((2, len(sizes)), nan)
+    some = ~np.isnan(drawn).all(axis=0) & (sizes >= 2)
+    limits[:, some] = np.nanquantile(drawn[:, some], _tails(level), axis=0)
+    return [
+        Estimate(float(value), float(low), float(high), int(n))
+        for value, low, high, n in zip(values, *limits, sizes, strict=True)
+    ]
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    return np.where(bottom == 0, nan, top / bottom)
+
+
+def _counts(n: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Return how often each resample draws each example: (resamples, n)."""
+    if n == 0:
+        return np.zeros((resamples, 0))
+    return rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
+
+
+def _tails(level: float) -> tuple[float, float]:
+    return (1 - level) / 2, (1 + level) / 2
