@@ -16,6 +16,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+
+from patchbench.common import UserError
 from patchbench.tasks.base import BOS, EOS, FIRST_SYMBOL, Derived, Task
 from patchbench.tasks.catalog import VARIANTS
 from patchbench.tasks.example import Examples
@@ -23,8 +25,6 @@ from patchbench.tasks.held_out import HeldOutPairs
 from patchbench.tasks.ragged import Ragged
 from patchbench.tasks.sampling import draw_distinct
 from patchbench.tasks.settings import check_at_least, check_share
-
-from patchbench.common import UserError
 
 if TYPE_CHECKING:
     import datasets

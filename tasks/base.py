@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from patchbench.common import UserError, near_names
 from patchbench.tasks.catalog import VARIANTS, Variant
 from patchbench.tasks.example import CORRUPTIONS, ROLES, Examples
 from patchbench.tasks.sampling import generator
-
-from patchbench.common import UserError, near_names
 
 if TYPE_CHECKING:
     import datasets

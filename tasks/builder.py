@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, cast
 import datasets
 import pyarrow as pa
 from datasets.exceptions import DatasetGenerationError
-from patchbench.tasks.base import GENERATOR_VERSION, Counts, Task
-from patchbench.tasks.example import features
 
 from patchbench.common import UserError
+from patchbench.tasks.base import GENERATOR_VERSION, Counts, Task
+from patchbench.tasks.example import features
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -6,6 +6,7 @@ It reads finished documents only: what changed, where, and what the rule makes o
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from patchbench.tasks.example import Corruption, Examples
 
 if TYPE_CHECKING:

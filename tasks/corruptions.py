@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from patchbench.tasks.example import Corruption, Examples
 from patchbench.tasks.sampling import draw_absent, pick
 
@@ -94,7 +95,6 @@ def _swap(task: "Task", examples: Examples, rng: np.random.Generator) -> Corrupt
     allowed = examples.in_context & task.swappable(examples)
     allowed &= task.kind_of[values] == task.kind_of[answer][rows]
     allowed &= (values != answer[rows]) & (values != query[rows])
-    allowed[key] = False
     if (answer == query).any():
         # Where the value looks like the query, its new place must not come after the key.
         allowed &= (answer != query)[rows] | (np.arange(len(values)) < key[rows])

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from patchbench.tasks.ragged import Ragged
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from patchbench.common import UserError, fresh_directory, near_names
 from patchbench.tasks.base import SPLITS, Task
 from patchbench.tasks.builder import quietly
 from patchbench.tasks.card import card
-
-from patchbench.common import UserError, fresh_directory, near_names
 
 Rows = int | Mapping[str, int] | None
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from patchbench.tasks.sampling import Categoricals
-from patchbench.tasks.settings import check_at_least
 
 from patchbench.common import UserError
+from patchbench.tasks.sampling import Categoricals
+from patchbench.tasks.settings import check_at_least
 
 Heads = Literal["dirichlet", "private", "uniform"]
 

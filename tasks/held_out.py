@@ -12,6 +12,7 @@ Use:
 from dataclasses import dataclass
 
 import numpy as np
+
 from patchbench.tasks.sampling import generator
 
 _STREAM = 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from patchbench.tasks.held_out import HeldOutPairs
 from patchbench.tasks.ragged import Ragged
 from patchbench.tasks.sampling import pick

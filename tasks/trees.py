@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+
 from patchbench.tasks.grammar import Grammar
 from patchbench.tasks.ragged import Ragged
 

@@ -10,6 +10,7 @@ grammars (1,024 items each) are printed beside.
 import argparse
 
 import numpy as np
+
 from patchbench.tasks import list_tasks, load_task
 
 PAPER = {
