@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from patchbench.tasks import load_task
 from scipy.stats import chisquare, ks_2samp
 
 from patchbench.common import UserError
+from patchbench.tasks import load_task
 from tests.tasks import oracle
 
 LEAST_P = 1e-3

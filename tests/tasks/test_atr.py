@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from patchbench.tasks import load_task
 from scipy.stats import chisquare, ks_2samp
 
 from patchbench.common import UserError
+from patchbench.tasks import load_task
 from tests.tasks import oracle
 from tests.tasks.plain import plain_grammar
 
@@ -203,31 +203,52 @@ def test_the_grammar_has_a_seed_of_its_own():
     assert not np.array_equal(load_task("atr/easy", seed=0).grammar.rhs, first.grammar.rhs)
 
 
-# Paper's numbers, and what 40 grammars of the definition give here (mean; see the docstring of
-# `patchbench.tasks.atr`): the paper's single grammars lie within three standard deviations.
+def measured(name, seed):
+    """Return next-token floor, rightmost floor and mean sentence length of one grammar."""
+    task = load_task(name, seed=seed, keep_uncorruptible=True)
+    examples, _ = task.chunk("test", 0)
+    flags = examples.metadata
+    length = (examples.roles["divider"] - 1).mean()
+    return flags["answer_is_next_token"].mean(), flags["answer_is_rightmost"].mean(), length
+
+
+# The paper's grammars are one draw each, so the spread between ours is the yardstick. The length
+# of its easy grammar, 15, is left out: it is longer than any of 60 of ours (see the docstring of
+# `patchbench.tasks.atr`), and the next test shows that ours have the length of the definition.
 @pytest.mark.parametrize(
-    ("name", "following", "last", "length"),
+    ("name", "paper"),
     [
-        ("atr/easy", 0.52, 0.44, 15),
-        ("atr/medium", 0.43, 0.43, 39),
-        ("atr/large_vocab", 0.49, 0.43, 13),
+        ("atr/easy", (0.52, 0.44, None)),
+        ("atr/medium", (0.43, 0.43, 39)),
+        ("atr/large_vocab", (0.49, 0.43, 13)),
     ],
+    ids=["easy", "medium", "large_vocab"],
 )
-def test_heuristic_floors_of_the_paper(name, following, last, length):
-    found = []
-    for seed in range(40):
-        task = load_task(name, seed=seed, keep_uncorruptible=True)
-        examples, _ = task.chunk("test", 0)
-        found.append(
-            [
-                examples.metadata["answer_is_next_token"].mean(),
-                examples.metadata["answer_is_rightmost"].mean(),
-                (examples.roles["divider"] - 1).mean(),
-            ]
-        )
-    mean, spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
-    distance = np.abs(np.array([following, last, length]) - mean) / spread
-    assert (distance < 3).all(), (mean, spread)
+def test_heuristic_floors_of_the_paper(name, paper):
+    found = np.array([measured(name, seed) for seed in range(24)])
+    mean, spread = found.mean(axis=0), found.std(axis=0, ddof=1)
+    for value, center, deviation in zip(paper, mean, spread, strict=True):
+        assert value is None or abs(value - center) < 3 * deviation
+
+
+def test_floors_and_lengths_of_grammars_that_the_oracle_draws():
+    """Grammars, sentences and queries all from the definition: nothing shared but the numbers."""
+    rng, theirs = random.Random(0), []
+    for _ in range(30):
+        grammar = oracle.cumulated(oracle.draw_grammar(rng, 20, 40, 5, 5, 10))
+        documents = [oracle.atr_document(rng, grammar) for _ in range(300)]
+        flags = [
+            (
+                [*d["tokens"], None][d["key"] + 1] == d["tokens"][d["value"]],
+                d["tokens"][-1] == d["tokens"][d["value"]],
+                len(d["tokens"]),
+            )
+            for d in documents
+        ]
+        theirs.append(np.mean(flags, axis=0))
+    ours = np.array([measured("atr/easy", seed) for seed in range(30)])
+    error = np.sqrt((ours.var(axis=0, ddof=1) + np.var(theirs, axis=0, ddof=1)) / 30)
+    assert (np.abs(ours.mean(axis=0) - np.mean(theirs, axis=0)) < 4 * error).all()
 
 
 def test_heuristic_floor_reads_the_rows():

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from patchbench.tasks import TASKS, Task, Variant, list_tasks, load_task
-from patchbench.tasks.ar import ARTask
 
 from patchbench.common import UserError
+from patchbench.tasks import TASKS, Task, Variant, list_tasks, load_task
+from patchbench.tasks.ar import ARTask
 
 NAMES = [
     "ar", "ar/held_out", "ar/mini", "ar/reverse",

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from patchbench.tasks import list_tasks, load_task
 from patchbench.tasks.checks import CorruptionError, check_examples
 from patchbench.tasks.sampling import generator
-
 from tests.tasks import oracle
 
 # Small alphabets and long sentences: repeated terminals, equal parents, used-up alphabets.
@@ -109,6 +109,26 @@ def test_only_what_cannot_be_corrupted_is_dropped(case):
     assert 0 < counts.drop_share < 1
 
 
+@pytest.mark.parametrize("case", CROWDED)
+def test_a_swap_is_missing_only_where_none_is_possible(case):
+    name, settings = CROWDED[case]
+    task = load_task(name, seed=2, **settings)
+    for row in task.dataset("test", 300).to_list():
+        if row["corruptions"]["swap"]["input_ids"]:
+            continue
+        ids, roles = row["input_ids"], row["roles"]
+        query = ids[roles["query"]]
+        for place in range(1, roles["divider"]):
+            if ids[place] in (query, row["answer"]):
+                continue
+            if task.kind_of[ids[place]] != task.kind_of[row["answer"]]:
+                continue
+            twin = list(ids)
+            twin[place], twin[roles["value"]] = row["answer"], ids[place]
+            moved = query in twin[roles["key"] + 1 : roles["divider"]]
+            assert moved or row["answer"] in answers(task, row, twin)
+
+
 def test_replacements_are_uniform_over_what_is_absent():
     task = load_task("ar/mini")
     examples, _ = task.chunk("test", 0)
@@ -153,6 +173,16 @@ def half_swap(task, examples):
     return "swap", examples.tokens.starts + examples.roles["value"], examples.answer
 
 
+def swap_divider(task, examples):
+    """The value changes places with the divider."""
+    value = examples.tokens.starts + examples.roles["value"]
+    divider = examples.tokens.starts + examples.roles["divider"]
+    clean = examples.tokens.values
+    partner = np.flatnonzero(examples.corruptions["swap"].tokens != clean)
+    place = np.concatenate([partner, value, divider])
+    return "swap", place, np.concatenate([clean[partner], clean[divider], clean[value]])
+
+
 @pytest.mark.parametrize("name", ["ar/mini", "atr/easy"])
 @pytest.mark.parametrize(
     ("harm", "message"),
@@ -162,8 +192,9 @@ def half_swap(task, examples):
         (other_kind, "another kind"),
         (touch_query, "not exactly the key changed"),
         (half_swap, "do not change places"),
+        (swap_divider, "outside the context"),
     ],
-    ids=["repeated key", "unchanged value", "key of another kind", "query changed", "half a swap"],
+    ids=["repeated", "unchanged", "of another kind", "query changed", "half swap", "divider"],
 )
 def test_the_check_finds_a_broken_twin(name, harm, message):
     task = load_task(name)

@@ -8,11 +8,11 @@ import sys
 
 import datasets
 import pytest
+
+from patchbench.common import UserError
 from patchbench.tasks import builder as builder_module
 from patchbench.tasks import export_task, load_task
 from patchbench.tasks.example import CORRUPTIONS, METADATA, ROLES, features
-
-from patchbench.common import UserError
 
 # Changing one of these means that published results can no longer be regenerated: raise
 # GENERATOR_VERSION together with it.

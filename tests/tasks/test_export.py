@@ -6,10 +6,10 @@ import os
 import datasets
 import pytest
 import yaml
-from patchbench.tasks import export_task, load_task, push_to_hub
-from patchbench.tasks.example import features
 
 from patchbench.common import UserError
+from patchbench.tasks import export_task, load_task, push_to_hub
+from patchbench.tasks.example import features
 
 
 @pytest.fixture(autouse=True)

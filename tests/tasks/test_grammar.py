@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from patchbench.tasks.grammar import Grammar, GrammarConfig
-from patchbench.tasks.sampling import generator
 
 from patchbench.common import UserError
+from patchbench.tasks.grammar import Grammar, GrammarConfig
+from patchbench.tasks.sampling import generator
 from tests.tasks.oracle import draw_grammar
 from tests.tasks.plain import plain_grammar
 
@@ -59,7 +59,7 @@ def test_symbols_agree_with_an_obvious_generator():
                     counts[level] += (inner, len(side))
         return (counts[:, 0] / np.maximum(counts[:, 1], 1))[1:], counts[1:, 1]
 
-    drawn = [Grammar.draw(generator(seed), EASY) for seed in range(150)]
+    drawn = [Grammar.draw(generator(seed), EASY) for seed in range(100)]
     ours = [
         [
             (level, [side for _, side in entry["rules"]])
@@ -73,7 +73,7 @@ def test_symbols_agree_with_an_obvious_generator():
             (entry["level"], [side for _, side in entry["rules"]])
             for entry in draw_grammar(rng, 20, 40, 5, 5, 10)
         ]
-        for _ in range(150)
+        for _ in range(100)
     ]
     (mine, n), (other, m) = shares(ours), shares(theirs)
     # Symbols of one grammar share its levels: allow twice the binomial error, five times.
@@ -88,8 +88,8 @@ def test_weighted_terminals_make_shapes_independent_of_the_alphabet():
         large = Grammar.draw(generator(seed), LARGE)
         np.testing.assert_array_equal(small.levels, large.levels)
         np.testing.assert_array_equal(small.rhs_length, large.rhs_length)
-    share = np.mean([np.mean(Grammar.draw(generator(s), LARGE).rhs < 8192) for s in range(60)])
-    plain = np.mean([np.mean(Grammar.draw(generator(s), EASY).rhs < 20) for s in range(60)])
+    share = np.mean([np.mean(Grammar.draw(generator(s), LARGE).rhs < 8192) for s in range(40)])
+    plain = np.mean([np.mean(Grammar.draw(generator(s), EASY).rhs < 20) for s in range(40)])
     assert share == pytest.approx(plain, abs=0.02)
 
 

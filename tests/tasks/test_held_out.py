@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from patchbench.tasks.held_out import HeldOutPairs
 
 GRID = np.meshgrid(np.arange(500), np.arange(500), indexing="ij")

@@ -5,8 +5,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from patchbench.tasks.sampling import Categoricals, draw_absent, draw_distinct, generator, pick
 from scipy.stats import chisquare
+
+from patchbench.tasks.sampling import Categoricals, draw_absent, draw_distinct, generator, pick
 
 # Seeds are fixed: a p-value below this means a wrong distribution, not bad luck.
 LEAST_P = 1e-3
