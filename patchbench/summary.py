@@ -21,7 +21,7 @@ from patchbench.effects import attribs, select
 from patchbench.statistics import RESAMPLES, Estimate, mean, wilson
 
 # The corruption must cost this much probability at least, at the lower end of the interval.
-MIN_GAP = 0.05
+MIN_GAP = 0.01
 
 
 def summarise(

@@ -44,6 +44,10 @@ class TaskInfo:
     description: str
 
 
+# What a family without a plain variant means by its bare name.
+ALIASES: Mapping[str, str] = {"atr": "atr/easy"}
+
+
 def _spread(following: str, last: str, length: str, dropped: str) -> str:
     return (
         "One grammar is one draw. Over 60 grammar seeds (mean ± standard deviation, before rows "
@@ -124,7 +128,7 @@ def load_task(name: str, *, seed: int = 0, **overrides: Any) -> "Task":
     """Return a task.
 
     Args:
-        name: as `list_tasks` gives it.
+        name: as `list_tasks` gives it; "atr" is "atr/easy".
         seed: of everything random in the task.
         **overrides: settings of the task's config, as values or as text.
 
@@ -133,6 +137,7 @@ def load_task(name: str, *, seed: int = 0, **overrides: Any) -> "Task":
     """
     from patchbench.tasks.settings import make_config
 
+    name = ALIASES.get(name, name)
     family, _, variant = name.partition("/")
     if family not in TASKS or variant not in variants_of(family):
         raise UserError(
