@@ -1,0 +1,153 @@
+"""What is checked of rendered prompts, and what fits when they do not.
+
+`check_rendered` reads finished prompts only and knows nothing of how they were laid out.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from patchbench.tasks.example import Examples
+from patchbench.tasks.templates import Pieces
+from patchbench.tasks.words import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from patchbench.tasks.base import Task
+
+_SAMPLE = 32
+
+
+class RenderingError(RuntimeError):
+    """A rendered prompt is not what it must be: its numbers would be about other tokens."""
+
+
+def check_rendered(
+    source: Examples, rendered: Examples, token_of: np.ndarray, pieces: Pieces
+) -> None:
+    """Check every role's token, and the words of every document, clean and corrupted.
+
+    Args:
+        source: the symbolic rows.
+        rendered: the same rows as prompts.
+        token_of: symbol → token, −1 for special symbols: (vocab_size,).
+        pieces: what is written between words.
+
+    Raises:
+        RenderingError: naming the document's version, the role and the first offending row.
+    """
+    versions = {"clean": (source.tokens.values, rendered.tokens.values, None)}
+    for name, twin in source.corruptions.items():
+        versions[name] = (twin.tokens, rendered.corruptions[name].tokens, twin.exists)
+    for name, (symbols, tokens, exists) in versions.items():
+        checks = {
+            "the length changed": np.array([tokens.shape == rendered.tokens.values.shape]),
+            **_role_checks(source, rendered, symbols, tokens, token_of, pieces),
+            "its words are not those of the document": _same_words(
+                source, rendered, token_of[symbols], tokens
+            ),
+        }
+        for message, passed in checks.items():
+            failed = ~passed if exists is None else ~passed & exists
+            if failed.any():
+                raise RenderingError(f"{name}, row {int(np.argmax(failed))}: {message}")
+
+
+def _role_checks(
+    source: Examples,
+    rendered: Examples,
+    symbols: np.ndarray,
+    tokens: np.ndarray,
+    token_of: np.ndarray,
+    pieces: Pieces,
+) -> dict[str, np.ndarray]:
+    starts, roles = rendered.tokens.starts, rendered.roles
+    expected = {
+        role: token_of[symbols[source.tokens.starts + source.roles[role]]]
+        for role in ("key", "value", "query", "answer")
+    }
+    expected["divider"] = np.full(len(starts), pieces.divider[-1])
+    if pieces.bos >= 0:
+        expected["bos"] = np.full(len(starts), pieces.prefix[pieces.bos])
+    checks = {
+        f"the token at role {role} is not its own": tokens[starts + roles[role]] == token
+        for role, token in expected.items()
+    }
+    if pieces.bos >= 0:
+        is_bos = tokens == pieces.prefix[pieces.bos]
+        checks["BOS does not stand there once"] = (
+            np.bincount(rendered.tokens.rows[is_bos], minlength=len(starts)) == 1
+        )
+    checks["the answer is not last"] = roles["answer"] == rendered.tokens.lengths - 1
+    return checks
+
+
+def _same_words(
+    source: Examples, rendered: Examples, words: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    """Return whether the last words of each prompt are the words of its document: (rows,)."""
+    rows = len(source)
+    wanted = (words >= 0) & (source.tokens.positions <= source.roles["answer"][source.tokens.rows])
+    wanted[source.tokens.starts + source.roles["divider"]] = False
+    is_word = np.isin(tokens, words[words >= 0])
+    counts = np.bincount(source.tokens.rows[wanted], minlength=rows)
+    written = np.bincount(rendered.tokens.rows[is_word], minlength=rows)
+    if (written < counts).any():
+        return written >= counts
+    # The shots' words stand before them.
+    place = np.cumsum(is_word) - 1
+    ends = np.cumsum(written)
+    late = is_word & (place >= np.repeat(ends - counts, rendered.tokens.lengths))
+    differs = words[wanted] != tokens[late]
+    return np.bincount(source.tokens.rows[wanted][differs], minlength=rows) == 0
+
+
+def count_other_tokens(
+    tokenizer: "PreTrainedTokenizerBase", rendered: Examples, prefix: int
+) -> tuple[int, int]:
+    """Return how many prompts were sampled, and how many are tokenised otherwise as text.
+
+    Args:
+        tokenizer: the tokenizer.
+        rendered: prompts.
+        prefix: tokens of each prompt that the tokenizer adds by itself.
+    """
+    rows = np.unique(np.linspace(0, len(rendered) - 1, min(_SAMPLE, len(rendered)), dtype=int))
+    versions = [rendered.tokens.values, *(t.tokens for t in rendered.corruptions.values())]
+    prompts = [
+        rendered.tokens.with_values(tokens).row(int(row))[prefix:].tolist()
+        for tokens in versions
+        for row in rows
+    ]
+    again = encode(tokenizer, [str(tokenizer.decode(prompt)) for prompt in prompts])
+    return len(prompts), sum(a != b for a, b in zip(prompts, again, strict=True))
+
+
+def largest_that_fits(
+    task: "Task", examples: Examples, longest: list[int], max_positions: int, pieces: Pieces
+) -> str:
+    """Return the largest setting with which no prompt is longer than the model can read.
+
+    Args:
+        task: the task.
+        examples: its symbolic rows.
+        longest: the longest prompt with 0, 1, … shots; the last is too long.
+        max_positions: what the model can read.
+        pieces: what is written between words.
+    """
+    if longest[0] <= max_positions:
+        shots = max(i for i, length in enumerate(longest) if length <= max_positions)
+        return f"the largest that fits is shots={shots}"
+    excess, without = longest[0] - max_positions, " with shots=0" if len(longest) > 1 else ""
+    config = vars(task.config)
+    if "num_pairs" in config:
+        a_pair = 2 + len(pieces.joiner) + len(pieces.line)
+        pairs = config["num_pairs"] - -(-excess // a_pair)
+        if pairs >= 1:
+            return f"the largest that fits is num_pairs={pairs}{without}"
+    if "max_sentence_length" in config:
+        sentence = int((examples.roles["divider"] - examples.roles["bos"] - 1).max()) - excess
+        if sentence >= config["min_length"]:
+            return f"the largest that fits is max_sentence_length={sentence}{without}"
+    return "the task's shortest document is too long; choose another model"

@@ -1,0 +1,161 @@
+"""Words that a pretrained tokenizer writes as one token, to stand for a task's symbols.
+
+A recalled symbol must be one token, or a role would have no position. Any tokenizer is asked the
+same question: how does it write words with spaces between them? Whether it marks the space
+(GPT-2's Ġ, SentencePiece's ▁) or drops it, a word is usable if it then is exactly one token.
+
+Use:
+
+    words = find_words(tokenizer)                 # [Word(text="which", token=581), …]
+    tokens, texts = assign_words(task, words)     # symbol id → token id, symbol id → word
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from patchbench.common import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from patchbench.tasks.base import Task
+
+# What byte-level BPE and SentencePiece write for a space.
+_SPACE_MARKS = "Ġ▁"
+_WORD = re.compile("[a-z]+")
+_LONG_ENOUGH = 4
+_CHUNK = 64
+
+
+@dataclass(frozen=True, order=True)
+class Word:
+    """A lower-case word and the token that it is after a space."""
+
+    text: str
+    token: int
+
+
+def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each text, nothing added."""
+    batch: Any = tokenizer(list(texts), add_special_tokens=False)
+    return batch["input_ids"]
+
+
+def find_words(tokenizer: "PreTrainedTokenizerBase") -> list[Word]:
+    """Return every lower-case single-token word, the most suitable first.
+
+    Within each group the order is that of token ids, which in common tokenizers is one of
+    frequency. Words whose plural is a word too come first, then those plurals: a vocabulary is full
+    of beginnings of words ("consum", "estab"), and little else there tells them from words. Short
+    ones come last.
+    """
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    vocabulary = sorted(
+        (token, text) for text, token in tokenizer.get_vocab().items() if token not in special
+    )
+    marked = [Word(text[1:], token) for token, text in vocabulary if text[:1] in _SPACE_MARKS]
+    marked = [word for word in marked if _WORD.fullmatch(word.text)]
+    # Without a mark, a token may be the inside of a word, unless the tokenizer has no marks at all.
+    plain = [Word(text, token) for token, text in vocabulary if _WORD.fullmatch(text)]
+    found: dict[str, Word] = {}
+    for word in _confirmed(tokenizer, marked or plain, whole=not marked):
+        found.setdefault(word.text, word)
+
+    def group(word: Word) -> int:
+        if len(word.text) < _LONG_ENOUGH:
+            return 3
+        if word.text + "s" in found:
+            return 0
+        return 1 if word.text.endswith("s") and word.text[:-1] in found else 2
+
+    return sorted(found.values(), key=group)
+
+
+def _confirmed(
+    tokenizer: "PreTrainedTokenizerBase", words: Sequence[Word], *, whole: bool
+) -> list[Word]:
+    """Return the words that the tokenizer, given text, writes with their token.
+
+    Args:
+        tokenizer: the tokenizer.
+        words: supposed words.
+        whole: whether the text's first word has no other token for want of a space before it.
+    """
+    chunks = [words[start : start + _CHUNK] for start in range(0, len(words), _CHUNK)]
+    confirmed: list[Word] = []
+    while chunks:
+        texts = [" ".join([chunk[0].text, *(word.text for word in chunk)]) for chunk in chunks]
+        failed = []
+        for chunk, ids in zip(chunks, encode(tokenizer, texts), strict=True):
+            tokens = [word.token for word in chunk]
+            if ids == [tokens[0], *tokens] if whole else ids[-len(tokens) :] == tokens:
+                confirmed += chunk
+            elif len(chunk) > 1:
+                middle = len(chunk) // 2
+                failed += [chunk[:middle], chunk[middle:]]
+        chunks = failed
+    return sorted(confirmed, key=lambda word: word.token)
+
+
+def assign_words(task: "Task", words: Sequence[Word]) -> tuple[np.ndarray, dict[int, str]]:
+    """Give every symbol of the task that is not special a word of its own.
+
+    A symbol whose name is a word in brackets, such as `<parent>`, gets that word. The others take
+    the words in order, the kinds by turns, so that keys are no rarer than values.
+
+    Returns:
+        Symbol id → token id, (vocab_size,), −1 for special symbols; and symbol id → word.
+
+    Raises:
+        UserError: the tokenizer has too few words.
+    """
+    by_text = {word.text: word for word in words}
+    named: dict[int, Word] = {}
+    ranked: list[tuple[int, int]] = []
+    for kind, symbols in task.kinds.items():
+        if kind == "special":
+            continue
+        for rank, symbol in enumerate(symbols):
+            name = task.symbols[symbol]
+            word = by_text.get(name[1:-1]) if name.startswith("<") else None
+            if word is not None:
+                named[symbol] = word
+            else:
+                ranked.append((rank, symbol))
+    taken = set(named.values())
+    free = [word for word in words if word not in taken]
+    if len(ranked) > len(free):
+        raise UserError(
+            f"task {task.name!r} needs {len(named) + len(ranked)} single-token words, "
+            f"the tokenizer has {len(words)}",
+            _largest_that_fits(task, len(free), len(ranked)),
+        )
+    pairs = zip(sorted(ranked), free, strict=False)
+    chosen = {**named, **{symbol: word for (_, symbol), word in pairs}}
+    tokens = np.full(task.vocab_size, -1, np.int64)
+    for symbol, word in chosen.items():
+        tokens[symbol] = word.token
+    return tokens, {symbol: word.text for symbol, word in chosen.items()}
+
+
+def _largest_that_fits(task: "Task", free: int, needed: int) -> str:
+    """Return the settings that make the symbols no more than the `free` words."""
+    config: Mapping[str, Any] = vars(task.config)
+    if "num_keys" in config and "num_values" in config:
+        fewer, half = min(config["num_keys"], config["num_values"]), free // 2
+        small = min(fewer, half)
+        sizes = {"num_keys": small, "num_values": small}
+        # The smaller kind may stay as it is, and leaves room to the larger.
+        larger = "num_keys" if config["num_keys"] > config["num_values"] else "num_values"
+        sizes[larger] = min(config[larger], free - small)
+        if small > config.get("num_pairs", 1):
+            return "the largest that fits is " + ",".join(f"{k}={v}" for k, v in sizes.items())
+    if "num_terminals" in config:
+        largest = free - (needed - config["num_terminals"])
+        if largest >= 2:
+            return f"the largest that fits is num_terminals={largest}"
+    return "choose a task with a smaller vocabulary, or a model with a larger one"
