@@ -16,6 +16,12 @@ HEADS = 4
 
 # Families with grouped-query attention get 2 key–value heads for 4 query heads.
 _LLAMA: dict[str, Any] = {"num_key_value_heads": 2, "intermediate_size": 48}
+_LLAMA_HEADS: dict[str, Any] = {**_LLAMA, "head_dim": 8}
+_MOE: dict[str, Any] = {
+    "num_experts": 4,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
 _SSM: dict[str, Any] = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1}
 
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -25,22 +31,48 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"intermediate_size": 48, "max_position_embeddings": 64},
     "opt": {"ffn_dim": 48, "max_position_embeddings": 64},
     "bloom": {},
+    "codegen": {"n_positions": 64, "rotary_dim": 4},
+    "gpt_bigcode": {"n_positions": 64},
+    "mpt": {"n_heads": HEADS},
     "falcon": {"new_decoder_architecture": False},
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": {**_LLAMA, "num_local_experts": 4},
     "qwen2": _LLAMA,
-    "qwen3": {**_LLAMA, "head_dim": 8},
-    "gemma": {**_LLAMA, "head_dim": 8},
-    "gemma2": {**_LLAMA, "head_dim": 8},
+    "qwen2_moe": {**_LLAMA, **_MOE},
+    "qwen3": _LLAMA_HEADS,
+    "gemma": _LLAMA_HEADS,
+    "gemma2": _LLAMA_HEADS,
+    "gemma3_text": _LLAMA_HEADS,
     "phi": {"intermediate_size": 48},
     "phi3": _LLAMA,
     "olmo": _LLAMA,
     "olmo2": _LLAMA,
+    "olmo3": _LLAMA,
+    "cohere": _LLAMA,
+    "cohere2": _LLAMA_HEADS,
+    "granite": _LLAMA,
+    "smollm3": _LLAMA,
+    "glm": _LLAMA_HEADS,
+    "glm4": _LLAMA_HEADS,
+    "exaone4": _LLAMA,
+    "helium": _LLAMA_HEADS,
     "stablelm": _LLAMA,
     "starcoder2": _LLAMA,
     "mamba": {"state_size": 8},
     "mamba2": _SSM,
     "falcon_mamba": {"state_size": 8},
+    # In no table of ours:
+    "nemotron": _LLAMA,
+    "biogpt": {"intermediate_size": 48},
+    "jamba": {
+        **_LLAMA,
+        "use_mamba_kernels": False,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 1,
+        "mamba_d_state": 8,
+    },
 }
 
 FAMILIES = tuple(_SETTINGS)
@@ -65,6 +97,8 @@ def tiny_config(family: str, *, layers: int = 2, width: int = 32, vocab: int = 6
         settings["head_dim"] = 2 * width // settings["num_heads"]
     if "head_dim" in settings and family not in ("mamba2",):
         settings["head_dim"] = width // HEADS
+    if family == "mpt":
+        settings |= {"d_model": width, "n_layers": layers}
     if family == "opt":
         settings["word_embed_proj_dim"] = width
     if "mamba" in family:
