@@ -88,25 +88,25 @@ def find_pieces(
             f"template {template!r} needs",
             "choose --template bare",
         )
-    for text in _BREAKS:
-        divider = _between(tokenizer, text, words)
-        separator = _between(tokenizer, text * 2, words) if shots else ()
-        if divider and separator is not None:
+    for end in _BREAKS:
+        divider = _between(tokenizer, end, words)
+        if divider:
             break
     else:
         raise UserError(
             f"the tokenizer has none of {list(_BREAKS)} to end a line with",
             "the model's tokenizer cannot be used for rendering",
         )
-    if text != "\n":
-        notes = (*notes, f"the tokenizer has no line break: {text!r} ends a line")
+    if end != "\n":
+        notes = (*notes, f"the tokenizer has no line break: {end!r} ends a line")
     return Pieces(
         prefix=prefix,
         bos=bos,
         joiner=joiner,
         line=divider if TEMPLATES[template].has_lines else (),
         divider=divider,
-        separator=separator,
+        # Not every tokenizer can write an empty line.
+        separator=(_between(tokenizer, end * 2, words) or divider) if shots else (),
         notes=notes,
     )
 
