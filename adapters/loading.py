@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer
+from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer, quiet_transformers
 from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.common import UserError, near_names
 
@@ -140,7 +140,8 @@ def load_model(
         name=name,
         notes=notes,
     )
-    return replace(loaded, hook_map=check_model(loaded))
+    with quiet_transformers():  # models without their fast kernels say so at their first pass
+        return replace(loaded, hook_map=check_model(loaded))
 
 
 def _check_object(model: PreTrainedModel, dtype: str, device: str, notes: list[str]) -> None:
