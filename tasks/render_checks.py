@@ -41,8 +41,9 @@ def check_rendered(
     for name, twin in source.corruptions.items():
         versions[name] = (twin.tokens, rendered.corruptions[name].tokens, twin.exists)
     for name, (symbols, tokens, exists) in versions.items():
+        if tokens.shape != rendered.tokens.values.shape:
+            raise RenderingError(f"{name}: the length is not that of the clean prompts")
         checks = {
-            "the length changed": np.array([tokens.shape == rendered.tokens.values.shape]),
             **_role_checks(source, rendered, symbols, tokens, token_of, pieces),
             "its words are not those of the document": _same_words(
                 source, rendered, token_of[symbols], tokens
@@ -62,7 +63,7 @@ def _role_checks(
     token_of: np.ndarray,
     pieces: Pieces,
 ) -> dict[str, np.ndarray]:
-    starts, roles = rendered.tokens.starts, rendered.roles
+    starts, roles, lengths = rendered.tokens.starts, rendered.roles, rendered.tokens.lengths
     expected = {
         role: token_of[symbols[source.tokens.starts + source.roles[role]]]
         for role in ("key", "value", "query", "answer")
@@ -70,16 +71,18 @@ def _role_checks(
     expected["divider"] = np.full(len(starts), pieces.divider[-1])
     if pieces.bos >= 0:
         expected["bos"] = np.full(len(starts), pieces.prefix[pieces.bos])
-    checks = {
-        f"the token at role {role} is not its own": tokens[starts + roles[role]] == token
-        for role, token in expected.items()
-    }
+    checks = {}
+    for role, token in expected.items():
+        inside = (roles[role] >= 0) & (roles[role] < lengths)
+        found = tokens[starts + np.where(inside, roles[role], 0)]
+        checks[f"role {role} lies outside"] = inside
+        checks[f"the token at role {role} is not its own"] = found == token
     if pieces.bos >= 0:
         is_bos = tokens == pieces.prefix[pieces.bos]
         checks["BOS does not stand there once"] = (
             np.bincount(rendered.tokens.rows[is_bos], minlength=len(starts)) == 1
         )
-    checks["the answer is not last"] = roles["answer"] == rendered.tokens.lengths - 1
+    checks["the answer is not last"] = roles["answer"] == lengths - 1
     return checks
 
 
