@@ -17,7 +17,6 @@ Glossary: b batch, t time, d width, v vocabulary, n labelled positions.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from transformers.generation import GenerationMixin
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
@@ -111,14 +110,8 @@ class MixerLMModel(MixerLMPreTrainedModel):
         if self.pos_embed is not None:
             limits.append(self.pos_embed.num_embeddings)
         self.max_length: int | None = min(limits, default=None)
-        kept = set()
-        for index, mixer in enumerate(mixers):
+        for mixer in mixers:
             mixer.keep_float32()
-            kept |= {
-                rf"\blayers\.{index}\.mixer\.{re.escape(name)}$"
-                for name in mixer.float32_parameters
-            }
-        self._keep_in_fp32_modules_strict = kept
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -104,7 +104,7 @@ def test_cached_generation_feeds_one_token_at_a_time():
 @pytest.mark.parametrize("name", ["mamba", "mamba,attention", "based"])
 def test_beam_search_reorders_the_states(name):
     model, ids = lively(name), tokens(batch=2, time=5)
-    arguments = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    arguments = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8, "pad_token_id": 0}
     assert torch.equal(
         model.generate(ids, **arguments), model.generate(ids, use_cache=False, **arguments)
     )

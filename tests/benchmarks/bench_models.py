@@ -83,6 +83,25 @@ def sequential(step: Step) -> Step:
     return slow
 
 
+def delta_rule_alone(backend: str) -> Step:
+    """Forward and backward of the op, without the model around it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        nn.functional.normalize(
+            torch.randn(BATCH, TIME, 1, WIDTH, generator=generator), dim=-1
+        ).requires_grad_()
+        for _ in range(3)
+    )
+    beta = torch.rand(BATCH, TIME, 1, generator=generator).requires_grad_()
+
+    def step() -> None:
+        for tensor in (q, k, v, beta):
+            tensor.grad = None
+        ops.delta_rule(q, k, v, beta, backend=backend)[0].sum().backward()
+
+    return step
+
+
 class _Bypass:
     """Stands in for a mixer's hook points and costs next to nothing."""
 
@@ -146,6 +165,8 @@ def main() -> None:
         ("mamba / transformers' Mamba", answer_only(mamba), last_two(reference), 15, "≥ 6"),
         ("delta_net / its sequential form", answer_only(delta), sequential(answer_only(delta)),
          15, "≥ 10"),
+        ("delta rule alone / one by one", delta_rule_alone("torch"), delta_rule_alone("naive"),
+         15, "no bound"),
         ("attention / with full logits", answer_only(attention), full_logits(attention), 15, "≥ 8"),
     ]  # fmt: skip
     for name, first, second, rounds, wanted in rows:
