@@ -121,11 +121,16 @@ def find_source(name: str) -> Source:
             arguments={"gguf_file": file.name},
             note=f"{file.name}: quantised weights, expanded to full precision",
         )
-    if path.is_dir():
+    if path.is_dir() and name:
         return _folder(name, path)
     if path.is_file():
         raise UserError(f"{name} is a file", "give the folder of the checkpoint, or a .gguf file")
-    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name) or os.sep * 2 in name:
+    if (
+        not name.strip()
+        or name.startswith((".", "/", "~"))
+        or not _HUB_ID.fullmatch(name)
+        or os.sep * 2 in name
+    ):
         raise UserError(f"there is no model at {name!r}", "give a folder, a .gguf file or a hub id")
     return _hub(name)
 
@@ -149,10 +154,15 @@ def _hub(name: str) -> Source:
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    def cached(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(name, file), str)
+
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else None
+    there: set[str] | None = None
     if reason is None:
         try:
-            HfApi().model_info(name, timeout=_PATIENCE)
+            info = HfApi().model_info(name, timeout=_PATIENCE)
+            there = {file.rfilename for file in info.siblings or ()}
         except RepositoryNotFoundError:
             raise UserError(
                 f"the hub has no model {name!r} that you may read",
@@ -164,13 +174,20 @@ def _hub(name: str) -> Source:
             if kinds & {"TransportError", "ConnectionError", "Timeout"}:
                 reason = "the hub cannot be reached"
     if reason is None:
-        return Source(name=name, location=name)
-    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        # Without its files transformers makes a tokenizer up.
+        words = there is None or bool(there & set(_TOKENIZERS))
+        return Source(name=name, location=name, has_tokenizer=words)
+    if not cached("config.json"):
         raise UserError(
             f"{name} is not in the hub's cache, and {reason}",
             "check the name and the network, or give a folder (./NAME) or a .gguf file",
         )
-    return Source(name=name, location=name, arguments={"local_files_only": True})
+    return Source(
+        name=name,
+        location=name,
+        arguments={"local_files_only": True},
+        has_tokenizer=any(map(cached, _TOKENIZERS)),
+    )
 
 
 def _has_tokenizer(path: Path) -> bool:

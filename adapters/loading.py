@@ -73,7 +73,8 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """Number of token ids that the embedding knows."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        weight: Any = self.model.get_input_embeddings().weight
+        return int(weight.shape[0])
 
     @property
     def max_positions(self) -> int | None:
@@ -120,13 +121,13 @@ def load_model(
         network, name = model, str(model.config.name_or_path or type(model).__name__)
         _check_object(model, dtype, device, notes)
         _refuse_nonfinite(network, name)
-        words = _tokenizer(tokenizer, None, trust_remote_code, notes)
+        words = _tokenizer(tokenizer, None, trust_remote_code)
     elif isinstance(model, str | Path):
         source, name = find_source(str(model)), str(model)
         with source.reading():
             network = _load_weights(source, chosen_dtype, trust_remote_code, notes)
             _refuse_nonfinite(network, name)
-            words = _tokenizer(tokenizer, source, trust_remote_code, notes)
+            words = _tokenizer(tokenizer, source, trust_remote_code)
         network = _moved(network, place)
     else:
         raise UserError(
@@ -225,7 +226,6 @@ def _tokenizer(
     wanted: str | Path | PreTrainedTokenizerBase | None,
     source: Source | None,
     trust_remote_code: bool,
-    notes: list[str],
 ) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer that was asked for, or else the one that the checkpoint brings."""
     from transformers import AutoTokenizer
@@ -235,21 +235,11 @@ def _tokenizer(
     given = source if wanted is None else find_tokenizer(str(wanted))
     if given is None or not given.has_tokenizer:
         return None
-    try:
-        with given.reading(), given.explained("tokenizer"):
-            # Any: the declared return type is a private union.
-            found: Any = AutoTokenizer.from_pretrained(
-                given.location, trust_remote_code=trust_remote_code, **given.arguments
-            )
-            if not len(found):
-                raise ValueError("it has no tokens")
-    except UserError as error:
-        # On the hub a missing tokenizer cannot be told from an unreadable one: many models that
-        # were trained on symbols have none.
-        if wanted is not None or given.is_local:
-            raise
-        notes.append(f"no tokenizer: {error}")
-        return None
+    with given.reading(), given.explained("tokenizer"):
+        # Any: the declared return type is a private union.
+        found: Any = AutoTokenizer.from_pretrained(
+            given.location, trust_remote_code=trust_remote_code, **given.arguments
+        )
     return found
 
 
