@@ -127,7 +127,7 @@ class Mamba(Mixer):
             return ops.selective_scan(
                 u, dt, A, B, C, self.D, initial_state=start, return_state=return_state
             )
-        full, B, C = (z.to(torch.promote_types(z.dtype, A.dtype)) for z in (u, B, C))
+        full, B, C = (z.to(dtype=torch.promote_types(z.dtype, A.dtype)) for z in (u, B, C))
         dtu = dt * full
         states = stepwise(
             keep=lambda t, h: torch.exp(dt[:, t, :, None] * A) * h,

@@ -158,7 +158,7 @@ class _BlockToeplitz(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (dy,) = grads
         x, lags = ctx.saved_tensors
         d, size, width = x.shape

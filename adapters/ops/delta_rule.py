@@ -65,12 +65,12 @@ def delta_rule(
         if chosen == "fla":
             o, state = kernels.delta_rule(q, k, v, beta, g, start)
         else:
-            full = [x.to(dtype) for x in (q, k, v, beta)]
+            q_, k_, v_, beta_ = (x.to(dtype) for x in (q, k, v, beta))
             decay = None if g is None else g.to(dtype)
             if chosen == "naive":
-                o, state = naive.delta_rule(*full, decay, start)
+                o, state = naive.delta_rule(q_, k_, v_, beta_, decay, start)
             else:
-                o, state = _chunked(*full, decay, start, chunk_size)
+                o, state = _chunked(q_, k_, v_, beta_, decay, start, chunk_size)
     return o.to(v.dtype), state if return_state else None
 
 

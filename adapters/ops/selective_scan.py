@@ -67,20 +67,20 @@ def selective_scan(
     )
     dtype = working_dtype(u, dt, A)
     with no_autocast(u):
-        full = [x.to(dtype) for x in (u, dt, A, B, C)]
+        u_, dt_, A_, B_, C_ = (x.to(dtype) for x in (u, dt, A, B, C))
         skip = None if D is None else D.to(dtype)
         if chosen == "mamba_ssm":
-            y, state = kernels.selective_scan(*full, skip, return_state=return_state)
+            y, state = kernels.selective_scan(u_, dt_, A_, B_, C_, skip, return_state=return_state)
         else:
             if initial_state is None:
-                start = full[0].new_zeros(u.shape[0], *A.shape)
+                start = u_.new_zeros(u.shape[0], *A.shape)
             else:
                 start = initial_state.to(dtype)
             if chosen == "naive":
-                y, state = naive.selective_scan(*full, skip, start)
+                y, state = naive.selective_scan(u_, dt_, A_, B_, C_, skip, start)
             else:
-                skip = full[0].new_zeros(u.shape[2]) if skip is None else skip
-                y, state = _SelectiveScan.apply(*full, skip, start)
+                skip = u_.new_zeros(u.shape[2]) if skip is None else skip
+                y, state = _SelectiveScan.apply(u_, dt_, A_, B_, C_, skip, start)
     return y.to(u.dtype), state if return_state else None
 
 
@@ -152,7 +152,7 @@ class _SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dy, dlast = grads
         u, dt, A, B, C, D, bounds = ctx.saved_tensors
         b, t, d = u.shape

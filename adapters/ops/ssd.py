@@ -57,17 +57,17 @@ def ssd(
     chosen = dispatch.choose("ssd", backend, x.device, unsupported=unsupported)
     dtype = working_dtype(x, dt, A)
     with no_autocast(x):
-        full = [z.to(dtype) for z in (x, dt, A, B, C)]
+        x_, dt_, A_, B_, C_ = (z.to(dtype) for z in (x, dt, A, B, C))
         skip = None if D is None else D.to(dtype)
         start = None if initial_state is None else initial_state.to(dtype)
         if chosen == "mamba_ssm":
-            y, state = kernels.ssd(*full, skip, start, chunk_size)
+            y, state = kernels.ssd(x_, dt_, A_, B_, C_, skip, start, chunk_size)
         elif chosen == "naive":
-            y, state = naive.ssd(*full, skip, start)
+            y, state = naive.ssd(x_, dt_, A_, B_, C_, skip, start)
         else:
-            y, state = _chunked(*full, start, chunk_size)
+            y, state = _chunked(x_, dt_, A_, B_, C_, start, chunk_size)
             if skip is not None:
-                y = y + full[0] * skip[:, None]
+                y = y + x_ * skip[:, None]
     return y.to(x.dtype), state if return_state else None
 
 
