@@ -34,8 +34,8 @@ INITS = ("normal", "pytorch")
 _COMMON_KEYS = {
     "attn_implementation", "experts_implementation", "gradient_checkpointing", "model_type",
     "name_or_path", "num_labels", "output_attentions", "per_layer_config", "torch_dtype",
-    "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "auto_map",
-    "quantization_config", "patchbench_version",
+    "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id",
+    "quantization_config",
 }  # fmt: skip
 
 
@@ -117,9 +117,8 @@ class MixerLMConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what was left out and check the whole; see the class for errors."""
         self._check_keywords(kwargs)
-        if self.mixers is None:
-            self.mixers = ["attention"] * (self.num_hidden_layers or 2)
-        self.mixers = list(self.mixers)
+        given: list[str | dict[str, Any]] = ["attention"] * (self.num_hidden_layers or 2)
+        self.mixers = given if self.mixers is None else list(self.mixers)
         if self.num_hidden_layers is None:
             self.num_hidden_layers = len(self.mixers)
         super().__post_init__(**kwargs)

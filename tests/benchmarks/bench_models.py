@@ -176,7 +176,7 @@ def main() -> None:
     for name in ("attention", "based", "base_conv", "hyena", "h3", "mamba", "mamba2", "delta_net"):
         model = build(name)
         step = answer_only(model)
-        bare, with_hooks, ratio = compare(without_hooks(model, step), step, 150)
+        bare, with_hooks, ratio = compare(without_hooks(model, step), step, 60)
         cost = 100 * (ratio - 1)
         print(f"  {name:12} {bare:6.2f} ms {with_hooks:6.2f} ms  {cost:+5.1f} %  (wanted < 3)")
 
