@@ -1,4 +1,4 @@
-"""What holds for every op: equal to its twin, right gradients, causal, cut anywhere, fp32 inside."""
+"""For every op: equal to its twin, right gradients, causal, cut anywhere, fp32 inside."""
 
 import importlib
 

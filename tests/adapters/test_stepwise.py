@@ -1,0 +1,54 @@
+"""A counting recurrence, where every effect of a patch can be told without a computer."""
+
+import torch
+from torch import Tensor
+
+from patchbench.adapters.hook_points import HookPoints
+from patchbench.adapters.mixers.stepwise import stepwise
+
+
+def run(**replace: dict[int, float]) -> list[float]:
+    """State ← state / 2 + (1 + state / 4), from 4, for 4 steps; steps to values by hook."""
+    points = HookPoints("ssm_write", "ssm_state")
+    for name, values in replace.items():
+
+        def hook(_: object, __: object, out: Tensor, values: dict[int, float] = values) -> Tensor:
+            for step, value in values.items():
+                out[0, step] = value
+            return out
+
+        points[name].register_forward_hook(hook)
+    states = stepwise(
+        keep=lambda t, state: state / 2,
+        write=lambda t, kept: 1 + kept / 2,
+        start=torch.full((1, 1), 4.0),
+        length=4,
+        hook_points=points,
+    )
+    assert states.shape == (1, 4, 1)
+    return states.flatten().tolist()
+
+
+def test_unpatched() -> None:
+    assert run() == [4, 4, 4, 4]
+
+
+def test_a_replaced_write_changes_later_writes() -> None:
+    assert run(ssm_write={1: 6.0}) == [4, 8, 7, 6.25]
+
+
+def test_a_replaced_state_is_gone_on_from() -> None:
+    assert run(ssm_state={1: 8.0}) == [4, 8, 7, 6.25]
+
+
+def test_two_replaced_states() -> None:
+    assert run(ssm_state={0: 0.0, 2: 8.0}) == [0, 1, 8, 7]
+
+
+def test_the_state_comes_after_the_write() -> None:
+    assert run(ssm_write={1: 6.0}, ssm_state={1: 0.0}) == [4, 0, 1, 1.75]
+
+
+def test_the_same_value_put_back_is_no_replacement() -> None:
+    # The states seen by the hook are 4, 4, 4, 4: at step 2 it returns what it was given.
+    assert run(ssm_state={0: 0.0, 2: 4.0}) == [0, 1, 1.75, 2.3125]
