@@ -115,7 +115,7 @@ FAMILIES: dict[str, Family] = {
 def map_family(model: PreTrainedModel, family: Family) -> HookMap:
     """Return the map of a model of a known family."""
     count = len(model.get_submodule(family.blocks))  # pyright: ignore[reportArgumentType]
-    points = {(None, "embed"): embed_point(family.embed)}
+    points: dict[tuple[int | None, str], HookPoint] = {(None, "embed"): embed_point(family.embed)}
     for layer in range(count):
         points |= block_points(
             f"{family.blocks}.{layer}",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from patchbench.adapters.families import block_points, embed_point
-from patchbench.adapters.hook_map import HookMap, path_of
+from patchbench.adapters.hook_map import HookMap, HookPoint, path_of
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def map_by_inspection(model: PreTrainedModel) -> HookMap:
     blocks = _block_list(model)
     stack = model.get_submodule(blocks)
     assert isinstance(stack, nn.ModuleList)
-    points = {(None, "embed"): embed_point(_embedding(model))}
+    points: dict[tuple[int | None, str], HookPoint] = {
+        (None, "embed"): embed_point(_embedding(model))
+    }
     found: set[str] = set()
     for layer, block in enumerate(stack):
         mixers, mlps = _parts(block)

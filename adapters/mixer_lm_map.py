@@ -27,7 +27,9 @@ def map_mixer_lm(model: PreTrainedModel) -> HookMap:
     """Return the map of a `MixerLMForCausalLM`."""
     stack = model.get_submodule(BLOCKS)
     assert isinstance(stack, nn.ModuleList)
-    points = {(None, "embed"): embed_point("backbone.embed")}
+    points: dict[tuple[int | None, str], HookPoint] = {
+        (None, "embed"): embed_point("backbone.embed")
+    }
     for layer, block in enumerate(stack):
         path = f"{BLOCKS}.{layer}"
         has_mlp = isinstance(getattr(block, "mlp", None), nn.Module)

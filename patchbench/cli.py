@@ -1,4 +1,4 @@
-"""The command line: `patchbench evaluate | tasks | models | sites`.
+"""The command line: `patchbench evaluate | train | tasks | models | sites`.
 
 It parses, calls the library and prints; nothing is decided here. Heavy imports happen inside the
 commands, so that `patchbench --help` answers at once. Exit codes: 0, 2 for a mistake in what was
@@ -16,11 +16,14 @@ from typing import Annotated, Any
 import typer
 
 import patchbench
+from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
 from patchbench.common.files import check_writable
 
 # Typer carries its own click since 0.29 and used the installed one before: ask it for the class.
-_UsageError = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_UsageError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="patchbench",
@@ -30,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
+app.command()(train)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 
 Model = Annotated[
@@ -291,7 +295,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted; nothing was written", 130)
     except _UsageError as error:
-        code = _fail(error.format_message() or "see patchbench --help", 2)  # pyright: ignore
+        code = _fail(getattr(error, "format_message")() or "see patchbench --help", 2)  # noqa: B009
     except ControlError as error:
         code = _fail(str(error), 1)
     sys.exit(code)

@@ -17,6 +17,8 @@ Use:
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,18 +75,16 @@ def interventions(
 ) -> list[Intervention]:
     """Return the three control interventions of one corruption and direction."""
     middle = hook_map.num_layers // 2
-    label = {"corruption": corruption, "direction": direction}
+    measure = partial(Intervention, corruption=corruption, direction=direction)
 
     def sites(layer: int, positions: Iterable[Position]) -> tuple[Site, ...]:
         return tuple(Site(layer, "block_input", position) for position in positions)
 
     corrupted = corrupted_positions(corruption)
     return [
-        Intervention(
-            sites=sites(middle, corrupted[:1]), source="self", control="identity", **label
-        ),
-        Intervention(sites=sites(0, corrupted), control="restore", **label),
-        Intervention(sites=sites(middle, [Position("answer")]), control="placebo", **label),
+        measure(sites=sites(middle, corrupted[:1]), source="self", control="identity"),
+        measure(sites=sites(0, corrupted), control="restore"),
+        measure(sites=sites(middle, [Position("answer")]), control="placebo"),
     ]
 
 
@@ -107,21 +107,11 @@ def check(rows: pa.Table, *, dtype: str) -> list[ControlCheck]:
         ControlError: a hard control is off by more than the tolerance, or has no rows at all.
     """
     tolerance = TOLERANCE.get(dtype, HALF_TOLERANCE)
-    controls = rows.filter(pc.is_valid(rows["control"]))
+    controls = rows.filter(pc.field("control").is_valid())
     keys = ["control", "site", "corruption", "direction"]
     found = []
     for group in controls.group_by(keys).aggregate([]).select(keys).to_pylist():
-        mask = pc.and_(
-            pc.and_(
-                pc.equal(controls["control"], group["control"]),
-                pc.equal(controls["site"], group["site"]),
-            ),
-            pc.and_(
-                pc.equal(controls["corruption"], group["corruption"]),
-                pc.equal(controls["direction"], group["direction"]),
-            ),
-        )
-        part = controls.filter(mask)
+        part = controls.filter(reduce(and_, (pc.field(key) == group[key] for key in keys)))
         patched = part["p_patched"].to_numpy()
         expected = part[EXPECTED[group["control"]]].to_numpy()
         found.append(

@@ -56,15 +56,14 @@ def select(rows: pa.Table, corruption: str, direction: str) -> pa.Table:
     Raises:
         UserError: there are none.
     """
-    measured = rows.filter(pc.is_null(rows["control"]))
+    measured = rows.filter(pc.field("control").is_null())
     for column, value in (("corruption", corruption), ("direction", direction)):
         known = measured[column].unique().to_pylist()
         if value not in known:
             raise UserError(f"no rows with {column} {value!r}", near_names(value, known))
-    mask = pc.and_(
-        pc.equal(measured["corruption"], corruption), pc.equal(measured["direction"], direction)
+    return measured.filter(
+        (pc.field("corruption") == corruption) & (pc.field("direction") == direction)
     )
-    return measured.filter(mask)
 
 
 def attribs(

@@ -96,12 +96,11 @@ class EvaluateConfig:
         for name in settings:
             if name not in known:
                 raise UserError(f"unknown setting {name!r} of evaluate", near_names(name, known))
-        return cls(
-            **{
-                name: tuple(value) if isinstance(value, list | range) else value
-                for name, value in settings.items()
-            }
-        )
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list | range) else value
+            for name, value in settings.items()
+        }
+        return cls(**values)
 
 
 def evaluate(
@@ -236,7 +235,7 @@ def _dataset(
                 "pass --tokenizer, or make the task's vocabulary smaller with --set",
             )
         dataset = task.dataset(config.split, config.n)
-        longest = max(len(row["input_ids"]) for row in dataset)
+        longest = max(map(len, dataset["input_ids"]))
         if loaded.max_positions is not None and longest > loaded.max_positions:
             raise UserError(
                 f"task {task.name!r} has documents of {longest} tokens, the model takes "

@@ -72,9 +72,9 @@ class Result:
         from patchbench.summary import summarise
 
         # As JSON gives it back, so that a loaded Result equals a fresh one.
-        config, provenance = (json.loads(json.dumps(dict(d))) for d in (config, provenance))
-        summary = summarise(rows, config=config, provenance=provenance, controls=controls)
-        return cls(config=config, provenance=provenance, summary=summary, rows=rows)
+        asked, origin = (json.loads(json.dumps(dict(d))) for d in (config, provenance))
+        summary = summarise(rows, config=asked, provenance=origin, controls=controls)
+        return cls(config=asked, provenance=origin, summary=summary, rows=rows)
 
     @property
     def accuracy(self) -> Estimate:

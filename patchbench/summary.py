@@ -81,7 +81,7 @@ def summarise(
 
 def select_pairs(rows: pa.Table) -> list[tuple[str, str]]:
     """Return the (corruption, direction) pairs that were measured, in the order of the rows."""
-    measured = rows.filter(pc.is_null(rows["control"]))
+    measured = rows.filter(pc.field("control").is_null())
     columns = (measured[name].to_pylist() for name in ("corruption", "direction"))
     return list(dict.fromkeys(zip(*columns, strict=True)))
 

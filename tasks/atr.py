@@ -42,7 +42,7 @@ from patchbench.tasks.catalog import VARIANTS
 from patchbench.tasks.example import Examples
 from patchbench.tasks.grammar import Grammar, GrammarConfig
 from patchbench.tasks.held_out import HeldOutPairs
-from patchbench.tasks.queries import QUERY_KINDS, Pairs, choose, eligible, rightmost
+from patchbench.tasks.queries import QUERY_KINDS, Pairs, QueryKind, choose, eligible, rightmost
 from patchbench.tasks.ragged import Ragged
 from patchbench.tasks.sampling import generator
 from patchbench.tasks.settings import check_at_least, check_share
@@ -70,7 +70,7 @@ class ATRConfig(GrammarConfig):
     """
 
     headedness: Headedness = "right"
-    query_kinds: tuple[str, ...] = ("parent",)
+    query_kinds: tuple[QueryKind, ...] = ("parent",)
     min_length: int = 3
     max_sentence_length: int = 1024
     held_out: float = 0.0

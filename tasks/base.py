@@ -107,12 +107,12 @@ class Task(ABC):
 
     # What a family provides.
 
-    @property
+    @cached_property
     @abstractmethod
     def symbols(self) -> list[str]:
         """A readable name for every token id."""
 
-    @property
+    @cached_property
     @abstractmethod
     def kinds(self) -> dict[str, range | tuple[int, ...]]:
         """Kind of token → token ids; "special" is one of them."""

@@ -51,7 +51,9 @@ class TaskBuilder(datasets.ArrowBasedBuilder):
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
         return [datasets.SplitGenerator(name=self.config.split)]
 
-    def _generate_tables(self) -> Iterator[tuple[int, pa.Table]]:
+    def _generate_tables(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> Iterator[tuple[int, pa.Table]]:
         task, missing = cast(Task, self.config.task), self.config.rows
         total = Counts()
         for index, (examples, counts) in enumerate(task.chunks(self.config.split)):
@@ -77,7 +79,7 @@ def build(task: Task, split: str, rows: int) -> "Dataset":
     names = cache_names(task, split, rows)
     try:
         with quietly():
-            builder = TaskBuilder(task=task, split=split, rows=rows, **names)
+            builder = TaskBuilder(task=task, split=split, rows=rows, **cast(dict[str, Any], names))
             builder.download_and_prepare()
             return cast("Dataset", builder.as_dataset(split=split))
     except (OSError, DatasetGenerationError) as error:

@@ -37,7 +37,8 @@ def check_rendered(
     Raises:
         RenderingError: naming the document's version, the role and the first offending row.
     """
-    versions = {"clean": (source.tokens.values, rendered.tokens.values, None)}
+    versions: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {}
+    versions["clean"] = (source.tokens.values, rendered.tokens.values, None)
     for name, twin in source.corruptions.items():
         versions[name] = (twin.tokens, rendered.corruptions[name].tokens, twin.exists)
     for name, (symbols, tokens, exists) in versions.items():

@@ -8,7 +8,7 @@ Use:
 import types
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def make_config(cls: type[C], settings: Mapping[str, Any], *, where: str) -> C:
         UserError: an unknown field, a value of another type, or one that `cls` refuses.
     """
     hints = get_type_hints(cls)
-    known = [field.name for field in fields(cls)]
+    known = [field.name for field in fields(cast(Any, cls))]
     values = {}
     for name, value in settings.items():
         if name not in known:

@@ -17,7 +17,7 @@ Use:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from patchbench.common import UserError
 from patchbench.tasks.words import Word, encode
@@ -124,7 +124,7 @@ def _find_prefix(
         prefix.append(token)
     if not prefix:
         return (), -1, ("the tokenizer puts no BOS before a text: there is no role bos",)
-    bos = tokenizer.bos_token_id
+    bos = cast(int, tokenizer.bos_token_id)  # one token, or none that a prompt could hold
     if prefix.count(bos) > 1:
         first = prefix.index(bos)
         prefix = [t for i, t in enumerate(prefix) if t != bos or i == first]

@@ -13,7 +13,7 @@ Use:
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def find_words(tokenizer: "PreTrainedTokenizerBase") -> list[Word]:
     of beginnings of words ("consum", "estab"), and little else there tells them from words. Short
     ones come last.
     """
-    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    special = {*tokenizer.all_special_ids, *cast(Any, tokenizer).get_added_vocab().values()}
     vocabulary = sorted(
         (token, text) for text, token in tokenizer.get_vocab().items() if token not in special
     )

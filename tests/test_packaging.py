@@ -33,7 +33,7 @@ def test_every_public_name_resolves():
 
 
 def test_rooms_know_nothing_of_each_other():
-    """adapters and tasks import neither each other nor the core."""
+    """Adapters and tasks import neither each other nor the core."""
     for room, allowed in (("adapters", "adapters"), ("tasks", "tasks")):
         for file in (ROOT / room).rglob("*.py"):
             for line in file.read_text(encoding="utf-8").splitlines():

@@ -2,8 +2,10 @@
 
 Use:
 
-    with atomic_write(path) as temporary: temporary.write_text("…")
-    with fresh_directory(out, overwrite=False) as temporary: (temporary / "result.json").write_text("…")
+    with atomic_write(path) as temporary:
+        temporary.write_text("…")
+    with fresh_directory(out, overwrite=False) as temporary:
+        (temporary / "result.json").write_text("…")
 """
 
 import os

@@ -11,7 +11,7 @@ rows say about an example. It knows nothing of PyTorch: engines differ in how th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -169,7 +169,7 @@ def make_batches(dataset: "Dataset", batch_size: int, corruptions: Sequence[str]
     """
     if batch_size < 1:
         raise UserError(f"batch_size={batch_size}", "at least 1 is needed")
-    rows = list(dataset)
+    rows: list[Any] = list(dataset)
     buckets: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
         _check(number, row, corruptions)

@@ -105,7 +105,7 @@ class _Job:
     def __init__(self, loaded: "LoadedModel", batch: Batch, counters: Counters) -> None:
         self.rows = RowWriter(batch)
         self._loaded, self._batch, self._counters = loaded, batch, counters
-        self._device = loaded.model.get_input_embeddings().weight.device
+        self._device = torch.device(loaded.device)
         self._read_out = _ReadOut(loaded.model, batch, self._device)
         self._wrapped: dict[tuple, SafeIntervenable] = {}
 

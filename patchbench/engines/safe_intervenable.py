@@ -25,7 +25,7 @@ The class leans on private names of pyvene: its version is pinned.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyvene as pv
 import torch
@@ -145,7 +145,7 @@ class SafeIntervenable(pv.IntervenableModel):
         if self._built:
             super().disable_model_gradients()
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         base: dict[str, Tensor],
         sources: Any = None,
@@ -220,7 +220,7 @@ class SafeIntervenable(pv.IntervenableModel):
                     self.full_intervention_outputs.append(new)
                     new = new.output
                 patched = hidden.clone()
-                patched[index] = new.to(patched.dtype)
+                patched[index] = cast(Tensor, new).to(patched.dtype)
                 return patched
 
             return replace
@@ -261,12 +261,13 @@ def _output_hook(function: Callable[[Tensor], Tensor | None]) -> Callable[..., A
 def _input_hook(function: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         # Some callers pass everything by keyword (Llama's attention).
-        replaced = function(get_hidden(args or kwargs))
+        by_position = any(isinstance(value, Tensor) for value in args)
+        taken = args if by_position else kwargs
+        replaced = function(get_hidden(taken))
         if replaced is None:
             return None
-        if args:
-            return put_hidden(args, replaced), kwargs
-        return args, put_hidden(kwargs, replaced)
+        given = put_hidden(taken, replaced)
+        return (given, kwargs) if by_position else (args, given)
 
     return hook
 

@@ -159,9 +159,8 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
         f"[bold]{corruption} corrupted, {direction}[/]  p(answer) clean "
         f"{_interval(run['p_clean'])}, corrupted {_interval(run['p_corrupted'])}"
     )
-    checks = [c for c in run["controls"]]
     console.print(
-        "controls " + ", ".join(f"{c['control']} off by {c['error']:.0e}" for c in checks)
+        "controls " + ", ".join(f"{c['control']} off by {c['error']:.0e}" for c in run["controls"])
     )
     if run["reasons"]:
         console.print(

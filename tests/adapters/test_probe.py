@@ -10,6 +10,7 @@ from torch import nn
 
 from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
 from patchbench.adapters.hook_map import HookMap, HookPoint, hook_map_for
+from patchbench.adapters.hook_points import Hook
 from patchbench.adapters.loading import LoadedModel, load_model
 from patchbench.adapters.probe import CHUNK, check_model, probe
 from patchbench.common import UserError
@@ -124,12 +125,23 @@ def test_a_place_that_nothing_reads_is_named():
 
 def test_a_dead_lazy_value_does_not_pass_for_rounding():
     """Hooks switch a mixer to other code, whose rounding must not be taken for an effect."""
-    config = MixerLMConfig.preset("mamba", width=16, layers=1, vocab_size=40)
-    model: Any = MixerLMForCausalLM(config)
+    model: Any = MixerLMForCausalLM(
+        MixerLMConfig.preset("mamba", width=16, layers=1, vocab_size=40)
+    )
     mixer = model.backbone.layers[0].mixer
-    mixer.out_proj.weight.data.zero_()  # from here on nothing inside the mixer matters
-    with pytest.raises(UserError, match="changes nothing"):
-        probe(_loaded(model), [(0, "ssm_state")])
+    mixer.spare, inner = Hook(), mixer.forward
+
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        mixed, state = inner(x, *args, **kwargs)
+        if mixer.spare.active:
+            mixer.spare(mixed)
+            mixed = mixed * 1.001
+        return mixed, state
+
+    mixer.forward = forward
+    loaded = _loaded(model, _with(model, 0, "gate", "backbone.layers.0.mixer.spare"))
+    with pytest.raises(UserError, match=r"L0\.gate .* changes nothing"):
+        probe(loaded, [(0, "gate")])
 
 
 def test_a_tensor_of_another_shape_is_named():
@@ -204,6 +216,21 @@ def test_an_mlp_that_adds_the_residual_itself_is_left_out():
     assert (0, "mlp_input") in loaded.hook_map.points
     assert (0, "mlp_output") not in loaded.hook_map.points
     assert any("mlp_output is left out" in note for note in loaded.hook_map.notes)
+
+
+def test_an_mlp_into_whose_output_the_block_adds_is_kept():
+    model: Any = tiny("gpt2")
+    model.config.model_type = "somebodys"
+    block = model.transformer.h[0]
+
+    def forward(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        middle = hidden_states + block.attn(block.ln_1(hidden_states))[0]
+        output = block.mlp(block.ln_2(middle))
+        output += middle  # in place: the hooked tensor itself becomes the block's output
+        return output
+
+    block.forward = forward
+    assert (0, "mlp_output") in load_model(model).hook_map.points
 
 
 @pytest.mark.parametrize("training", [True, False])

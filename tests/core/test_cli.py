@@ -160,9 +160,9 @@ def test_export_writes_a_loadable_dataset(run, tmp_path):
 def test_interrupting_leaves_nothing_half_written(model_dir, tmp_path):
     out = tmp_path / "run"
     arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/mini", "--n", "1024"]
+    arguments += ["--batch-size", "1", "--out", str(out), "--quiet"]
     process = subprocess.Popen(
-        [sys.executable, "-c", "from patchbench.cli import main; main()", *arguments]
-        + ["--batch-size", "1", "--out", str(out), "--quiet"],
+        [sys.executable, "-c", "from patchbench.cli import main; main()", *arguments],
         stderr=subprocess.PIPE,
         env={**os.environ, "COLUMNS": "80"},
     )
