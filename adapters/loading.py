@@ -120,13 +120,13 @@ def load_model(
     if isinstance(model, PreTrainedModel):
         network, name = model, str(model.config.name_or_path or type(model).__name__)
         _check_object(model, dtype, device, notes)
-        pass
+        _refuse_nonfinite(network, name)
         words = _tokenizer(tokenizer, None, trust_remote_code)
     elif isinstance(model, str | Path):
         source, name = find_source(str(model)), str(model)
         with source.reading():
             network = _load_weights(source, chosen_dtype, trust_remote_code, notes)
-            pass
+            _refuse_nonfinite(network, name)
             words = _tokenizer(tokenizer, source, trust_remote_code)
         network = _moved(network, place)
     else:
