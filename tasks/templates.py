@@ -151,8 +151,8 @@ def _between(
         if len(rest) < 3 or (rest[0], rest[-1]) != (left.token, right.token):
             return None
         found.add(tuple(rest[1:-1]))
-        # A normaliser may have made something else of it.
+        # A normaliser may have made something else of it, or it is unknown.
         if text.strip(" ") not in str(tokenizer.decode(whole)):
             return None
     piece = found.pop()
-    return None if found or tokenizer.unk_token_id in piece else piece
+    return None if found else piece

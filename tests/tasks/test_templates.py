@@ -1,6 +1,7 @@
 """What stands between words, against the tokenizers' own encodings."""
 
 import pytest
+from tokenizers import normalizers
 
 from patchbench.common import UserError
 from patchbench.tasks.templates import find_pieces
@@ -56,6 +57,27 @@ def test_a_tokenizer_that_merges_words_with_colons_needs_another_template():
     with pytest.raises(UserError, match=r"cannot write ':' between words, .* --template bare"):
         pieces_of(tokenizer, "colon")
     assert pieces_of(tokenizer, "bare").joiner == ()
+
+
+def normalised(old, new):
+    tokenizer = llama_like()
+    steps = [normalizers.Replace(old, new), tokenizer.backend_tokenizer.normalizer]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    return tokenizer
+
+
+def test_a_sign_that_is_not_the_same_everywhere_is_refused():
+    first = find_words(llama_like())[0].text  # is among those that are tried
+    tokenizer = normalised(f"{first}:", f"{first}::")
+    with pytest.raises(UserError, match="cannot write ':' between words"):
+        pieces_of(tokenizer, "colon")
+    assert pieces_of(tokenizer, "arrow").joiner
+
+
+def test_a_line_break_that_becomes_a_space_is_none():
+    pieces = pieces_of(normalised("\n", " "), "colon")
+    assert pieces.divider == (tiny_tokenizer("llama_like").convert_tokens_to_ids(";"),)
+    assert "no line break: ';' ends a line" in " ".join(pieces.notes)
 
 
 def test_a_tokenizer_without_the_signs_is_refused():
