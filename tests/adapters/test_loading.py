@@ -469,8 +469,9 @@ def gguf_file(tmp_path_factory):
     return path
 
 
-def test_a_gguf_file_holds_the_weights_that_were_written(gguf_file):
+def test_a_gguf_file_holds_the_weights_that_were_written(gguf_file, capfd):
     loaded = load_model(gguf_file, tokenizer=_tokenizer())
+    assert capfd.readouterr() == ("", "")
     with torch.no_grad():
         torch.testing.assert_close(
             loaded.model(TOKENS).logits, tiny("llama")(TOKENS).logits, rtol=0, atol=1e-4
