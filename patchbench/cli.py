@@ -20,6 +20,7 @@ from patchbench.common import ControlError, UserError
 from patchbench.common.files import check_writable
 
 # Typer carries its own click since 0.29 and used the installed one before: ask it for the class.
+INTERRUPTED = 130
 _UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
@@ -288,10 +289,12 @@ def main() -> None:
     """Run the command line; the console script's entry point."""
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer turns Ctrl-C into an exit of its own
+            raise KeyboardInterrupt
     except UserError as error:
         code = _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        code = _fail("interrupted; nothing was written", 130)
+        code = _fail("interrupted; nothing was written", INTERRUPTED)
     except _UsageError as error:
         code = _fail(getattr(error, "format_message")() or "see patchbench --help", 2)  # noqa: B009
     except ControlError as error:

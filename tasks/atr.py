@@ -32,7 +32,7 @@ Source: Arora et al., arXiv 2505.15105, section 3 and appendix.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class ATRConfig(GrammarConfig):
     """
 
     headedness: Headedness = "right"
-    query_kinds: tuple[QueryKind, ...] = ("parent",)
+    query_kinds: tuple[str, ...] = ("parent",)
     min_length: int = 3
     max_sentence_length: int = 1024
     held_out: float = 0.0
@@ -153,7 +153,10 @@ class ATRTask(Task):
         kind, pair, num_pairs = choose(
             rng,
             forest,
-            [eligible(forest, kind, last, self._held_out, split) for kind in config.query_kinds],
+            [
+                eligible(forest, cast(QueryKind, kind), last, self._held_out, split)
+                for kind in config.query_kinds
+            ],
         )
         asked = kind >= 0
         distinct = Ragged(

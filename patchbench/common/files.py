@@ -69,8 +69,14 @@ def check_writable(path: str | Path, *, overwrite: bool = False) -> None:
     parent = path.parent
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(f"{path} cannot be written", f"{parent} is not a writable folder")
+    try:
+        # Permissions do not tell: a read-only or virtual file system refuses even its owner.
+        with tempfile.TemporaryDirectory(prefix=".patchbench.", dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written", f"{parent} is not a writable folder ({error.strerror})"
+        ) from error
 
 
 def _flush(path: Path) -> None:
