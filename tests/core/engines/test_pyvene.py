@@ -84,24 +84,20 @@ def test_base_and_source_runs_are_the_plain_model(direction):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mamba"])
-@pytest.mark.parametrize(("size", "length"), [(1, 10), (10, 10), (32, 12), (8, 32)])
+@pytest.mark.parametrize(("size", "length"), [(8, 12), (10, 10), (32, 12), (8, 32)])
 def test_rows_do_not_depend_on_the_batch(family, size, length):
     """Also where the batch is as large as the documents are long, or as the model is wide."""
     loaded = pb.load_model(tiny(family, width=32))
     batch = random_batch(size=size, length=length)
     interventions = plan("L0.mixer_output@value", "L1.block_input@key", "L1.block_output@query")
     together, _ = run(loaded, interventions, batch)
-    order = [("site", "ascending"), ("example", "ascending")]
-    alone = [
-        run(loaded, interventions, batch.select(slice(number, number + 1)))[0]
-        for number in range(size)
-    ]
-    alone = sorted(
-        (row["site"], row["example"], row["p_patched"]) for t in alone for row in t.to_pylist()
-    )
-    together = together.sort_by(order).to_pylist()
-    assert [(r["site"], r["example"]) for r in together] == [a[:2] for a in alone]
-    np.testing.assert_allclose([r["p_patched"] for r in together], [a[2] for a in alone], atol=1e-6)
+    found = {(row["site"], row["example"]): row["p_patched"] for row in together.to_pylist()}
+    assert len(found) == len(interventions) * size
+    for number in range(0, size, max(1, size // 4)):
+        alone, _ = run(loaded, interventions, batch.select(slice(number, number + 1)))
+        for row in alone.to_pylist():
+            expected = found[row["site"], row["example"]]
+            assert row["p_patched"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_equal_length_rows_may_be_read_out_at_different_positions():

@@ -1,0 +1,130 @@
+"""Intervals against scipy, loops and coverage."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from patchbench.statistics import Estimate, mean, ratio_of_means, wilson
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 10), (3, 10), (10, 10), (87, 128), (1, 1024)])
+@pytest.mark.parametrize("level", [0.95, 0.9])
+def test_wilson_equals_scipy(hits, n, level):
+    truth = stats.binomtest(hits, n).proportion_ci(level, method="wilson")
+    found = wilson(hits, n, level)
+    assert found.value == hits / n
+    assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=1e-12)
+
+
+def test_wilson_of_nothing_knows_nothing():
+    found = wilson(0, 0)
+    assert math.isnan(found.value)
+    assert (found.low, found.high, found.n) == (0.0, 1.0, 0)
+    with pytest.raises(ValueError, match="3 successes of 2"):
+        wilson(3, 2)
+
+
+def effects(n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    gap = rng.uniform(0.2, 1.0, size=n)
+    share = np.linspace(0, 1, k)
+    return gap[:, None] * share + rng.normal(0, 0.1, size=(n, k)), gap
+
+
+def test_ratio_equals_a_loop_over_resamples():
+    numerator, denominator = effects(40, 3)
+    found = ratio_of_means(numerator, denominator, rng=np.random.default_rng(1), resamples=500)
+    counts = np.random.default_rng(1).multinomial(40, [1 / 40] * 40, size=500)
+    for column, estimate in enumerate(found):
+        drawn = []
+        for row in counts:
+            chosen = np.repeat(np.arange(40), row)
+            drawn.append(numerator[chosen, column].mean() / denominator[chosen].mean())
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        value = numerator[:, column].mean() / denominator.mean()
+        assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
+            (value, low, high), rel=1e-9, abs=1e-12
+        )
+        assert estimate.n == 40
+
+
+def test_ratio_covers_the_truth_as_often_as_it_says():
+    """95 % ± 3 %: 400 experiments with a known ratio of means."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        gap = rng.uniform(0.0, 1.0, size=80)
+        numerator = 0.3 * gap + rng.normal(0, 0.2, size=80)
+        found = ratio_of_means(numerator[:, None], gap, rng=rng, resamples=400)[0]
+        hits += found.low <= 0.3 <= found.high
+    assert hits / 400 == pytest.approx(0.95, abs=0.03)
+
+
+def test_paired_columns_keep_their_difference():
+    """A site and itself shifted by 0.1: the draws are shared, so the intervals shift alike."""
+    numerator, denominator = effects(64, 1)
+    shifted = numerator + 0.1 * denominator[:, None]
+    both = np.hstack([numerator, shifted])
+    first, second = ratio_of_means(both, denominator, rng=np.random.default_rng(0))
+    assert second.low - first.low == pytest.approx(0.1, abs=1e-9)
+    assert second.high - first.high == pytest.approx(0.1, abs=1e-9)
+
+
+def test_missing_examples_are_left_out_of_both_means():
+    numerator, denominator = effects(50, 2)
+    numerator[10:, 1] = np.nan
+    full, partial = ratio_of_means(numerator, denominator, rng=np.random.default_rng(0))
+    assert (full.n, partial.n) == (50, 10)
+    truth = numerator[:10, 1].mean() / denominator[:10].mean()
+    assert partial.value == pytest.approx(truth, rel=1e-12)
+    assert partial.low < truth < partial.high
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "n"),
+    [
+        (np.ones((5, 1)), np.zeros(5), 5),
+        (np.full((5, 1), np.nan), np.ones(5), 0),
+        (np.empty((0, 1)), np.empty(0), 0),
+    ],
+    ids=["no denominator", "no values", "no examples"],
+)
+def test_what_has_no_ratio_is_nan(numerator, denominator, n):
+    (found,) = ratio_of_means(numerator, denominator, rng=np.random.default_rng(0))
+    assert all(math.isnan(x) for x in (found.value, found.low, found.high))
+    assert found.n == n
+
+
+def test_one_example_has_a_value_but_no_interval():
+    (found,) = ratio_of_means(np.array([[0.5]]), np.ones(1), rng=np.random.default_rng(0))
+    assert found.value == 0.5
+    assert math.isnan(found.low)
+    single = mean(np.array([0.7]), rng=np.random.default_rng(0), bounds=(0.0, 1.0))
+    assert single == Estimate(0.7, 0.0, 1.0, 1)
+
+
+def test_mean_is_near_the_normal_interval():
+    values = np.random.default_rng(0).uniform(size=400)
+    found = mean(values, rng=np.random.default_rng(1))
+    half = 1.96 * values.std(ddof=1) / 20
+    assert found.value == pytest.approx(values.mean(), rel=1e-12)
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.08)
+    assert mean(np.append(values, np.nan), rng=np.random.default_rng(1)) == found
+
+
+def test_a_grid_of_100_sites_takes_less_than_two_seconds():
+    numerator, denominator = effects(1024, 100)
+    started = time.process_time()
+    ratio_of_means(numerator, denominator, rng=np.random.default_rng(0), resamples=2000)
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("estimate", [Estimate(0.5, 0.25, 0.75, 8), Estimate(0.5, -1, math.inf, 1)])
+def test_estimates_go_to_json_and_back(estimate):
+    data = estimate.to_json()
+    again = Estimate.from_json(data)
+    assert (again.value, again.low, again.n) == (estimate.value, estimate.low, estimate.n)
+    assert data["high"] == (0.75 if estimate.n == 8 else None)
