@@ -46,7 +46,6 @@ def summarise(
     correct = examples["correct"].to_numpy()
     hard = ~examples["heuristic"].to_numpy()
     accuracy = _share(correct)
-    pairs = select_pairs(rows)
     return {
         "model": provenance["model"],
         "task": {
@@ -74,12 +73,12 @@ def summarise(
                 resamples=config.get("resamples", RESAMPLES),
                 controls=controls,
             )
-            for corruption, direction in pairs
+            for corruption, direction in measured_pairs(rows)
         ],
     }
 
 
-def select_pairs(rows: pa.Table) -> list[tuple[str, str]]:
+def measured_pairs(rows: pa.Table) -> list[tuple[str, str]]:
     """Return the (corruption, direction) pairs that were measured, in the order of the rows."""
     measured = rows.filter(pc.field("control").is_null())
     columns = (measured[name].to_pylist() for name in ("corruption", "direction"))
