@@ -257,6 +257,12 @@ def _dataset(
         seed=config.seed,
     )
     dataset = renderer.dataset(config.split, config.n)
+    largest = max(map(max, dataset["input_ids"]))
+    if largest >= loaded.vocab_size:
+        raise UserError(
+            f"the tokenizer gives token {largest}, the model knows {loaded.vocab_size}",
+            "pass the --tokenizer that the model was trained with",
+        )
     return dataset, renderer.template, renderer.notes
 
 

@@ -6,6 +6,7 @@ import torch
 
 import patchbench as pb
 from patchbench.evaluation import EvaluateConfig, select_sites
+from tests.tasks.tiny_tokenizers import tiny_tokenizer
 from tests.tiny_models import tiny
 
 
@@ -99,6 +100,12 @@ def test_below_the_gate_there_are_no_effects(task):
     run = pb.evaluate(tiny("gpt2"), task, n=32, layers=[1]).summary["runs"][0]
     assert run["reasons"]
     assert run["effects"] == []
+
+
+def test_a_tokenizer_of_another_model_is_refused(task):
+    loaded = pb.load_model(tiny("gpt2", vocab=16), tokenizer=tiny_tokenizer("byte_bpe"))
+    with pytest.raises(pb.UserError, match=r"the model knows 16.*--tokenizer"):
+        pb.evaluate(loaded, task, n=4)
 
 
 def test_documents_of_different_length_are_measured_together():
