@@ -12,11 +12,8 @@ Use:
 Glossary: b batch, t time, l time within a chunk, h heads, k key width, v value width.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from patchbench.adapters.ops import dispatch, kernels, naive
 from patchbench.adapters.ops.precision import no_autocast, working_dtype
@@ -73,7 +70,7 @@ def delta_rule(
             if chosen == "naive":
                 o, state = naive.delta_rule(q_, k_, v_, beta_, decay, start)
             else:
-                o, state = _chunked(q_, k_, v_, beta_, decay, start, chunk_size, return_state)
+                o, state = _chunked(q_, k_, v_, beta_, decay, start, chunk_size)
     return o.to(v.dtype), state if return_state else None
 
 
@@ -85,9 +82,8 @@ def _chunked(
     g: Tensor | None,
     S: Tensor | None,
     size: int,
-    return_state: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return o (b, t, h, v) and, if asked for, the final memory (b, h, k, v)."""
+) -> tuple[Tensor, Tensor]:
+    """Return o (b, t, h, v) and the final memory (b, h, k, v)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # b h t k, b h t k, b h t v
     beta = beta.transpose(1, 2).unsqueeze(-1)  # b h t 1
     g = None if g is None else g.transpose(1, 2)  # b h t
@@ -112,37 +108,17 @@ def _chunked(
             recall_k, recall_q = k_ * since_start, q_ * since_start  # b h l k
             kept = since_start[..., -1:, :]  # b h 1 1
         target = v_ if S is None else v_ - recall_k @ S  # b h l v
-        writes = _UnitSolve.apply(overlap, beta_ * target)  # b h l v
+        writes = torch.linalg.solve_triangular(
+            overlap, beta_ * target, upper=False, unitriangular=True
+        )  # b h l v
         o = attention @ writes  # b h l v
-        outputs.append(o if S is None else o + recall_q @ S)
-        if now.stop < t or return_state:
-            update = until_end.transpose(-1, -2) @ writes  # b h k v
-            if S is not None:
-                update = update + (S if kept is None else kept * S)
+        update = until_end.transpose(-1, -2) @ writes  # b h k v
+        if S is None:
             S = update
+        else:
+            o = o + recall_q @ S
+            S = (S if kept is None else kept * S) + update
+        outputs.append(o)
+    assert S is not None
     o = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
     return o.transpose(1, 2), S
-
-
-class _UnitSolve(torch.autograd.Function):
-    """X with (I + L) X = R, for L the part of `overlap` below its diagonal.
-
-    The inverse is kept: with it the backward pass is a product, not a second solve.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, overlap: Tensor, right: Tensor) -> Tensor:
-        eye = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
-        inverse = torch.linalg.solve_triangular(
-            overlap, eye.expand_as(overlap), upper=False, unitriangular=True
-        )  # b h l l
-        solution = inverse @ right
-        ctx.save_for_backward(inverse, solution)
-        return solution
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        inverse, solution = ctx.saved_tensors
-        dright = inverse.transpose(-1, -2) @ grads[0]
-        return -(dright @ solution.transpose(-1, -2)).tril(-1), dright
