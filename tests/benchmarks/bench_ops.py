@@ -37,6 +37,8 @@ def inputs() -> dict[str, tuple[Callable[..., Any], dict[str, Tensor]]]:
     decay = -torch.arange(1.0, 17.0).repeat(INNER, 1)
     keys = F.normalize(normal(1, WIDTH).detach(), dim=-1).requires_grad_()
     delta = {"q": normal(1, WIDTH), "k": keys, "v": normal(1, WIDTH), "beta": uniform(1)}
+    forgetting = (-uniform(1).detach()).requires_grad_()
+    filters = torch.randn(WIDTH, TIME, generator=rng)
     return {
         "selective_scan": (
             ops.selective_scan,
@@ -49,14 +51,14 @@ def inputs() -> dict[str, tuple[Callable[..., Any], dict[str, Tensor]]]:
              "B": normal(1, 128), "C": normal(1, 128)},
         ),
         "delta_rule": (ops.delta_rule, delta),
-        "gated_delta_rule": (ops.delta_rule, {**delta, "g": (-uniform(1).detach()).requires_grad_()}),
+        "gated_delta_rule": (ops.delta_rule, delta | {"g": forgetting}),
         "short_conv": (
             ops.short_conv,
             {"x": normal(INNER), "weight": torch.randn(INNER, 4, generator=rng).requires_grad_()},
         ),
         "long_conv": (
             ops.long_conv,
-            {"x": normal(WIDTH), "filters": torch.randn(WIDTH, TIME, generator=rng).requires_grad_()},
+            {"x": normal(WIDTH), "filters": filters.requires_grad_()},
         ),
     }  # fmt: skip
 
