@@ -81,7 +81,7 @@ def test_no_state_is_materialised_unless_hooked(monkeypatch):
 
 
 def test_half_precision_keeps_the_memory_in_float32():
-    checks.check_half_precision(checks.build("delta_net"))
+    checks.check_half_precision(checks.build("delta_net"), set())
 
 
 def test_l2_normalise_has_a_finite_gradient_at_zero():

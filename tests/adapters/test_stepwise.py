@@ -49,6 +49,10 @@ def test_the_state_comes_after_the_write() -> None:
     assert run(ssm_write={1: 6.0}, ssm_state={1: 0.0}) == [4, 0, 1, 1.75]
 
 
+def test_an_earlier_write_and_a_later_state_both_hold() -> None:
+    assert run(ssm_write={0: 6.0}, ssm_state={2: 8.0}) == [8, 7, 8, 7]
+
+
 def test_the_same_value_put_back_is_no_replacement() -> None:
     # The states seen by the hook are 4, 4, 4, 4: at step 2 it returns what it was given.
     assert run(ssm_state={0: 0.0, 2: 4.0}) == [0, 1, 1.75, 2.3125]
