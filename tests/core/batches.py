@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchbench.engines.base import Batch
 
-# family → (blocks, mixer, norm in front of it, MLP)
+# family → (blocks, mixer, MLP)
 PATHS: dict[str, tuple[str, str, str | None]] = {
     "gpt2": ("transformer.h", "attn", "mlp"),
     "gpt_neo": ("transformer.h", "attn", "mlp"),
