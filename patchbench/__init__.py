@@ -17,6 +17,8 @@ _LAZY = {
     "load_model": "patchbench.adapters",
     "load_task": "patchbench.tasks",
     "evaluate": "patchbench.evaluation",
+    "train": "patchbench.training",
+    "ModelSpec": "patchbench.training",
     "Result": "patchbench.results",
     "Estimate": "patchbench.statistics",
     "Site": "patchbench.sites",
@@ -28,6 +30,7 @@ _LAZY = {
 __all__ = [
     "Estimate",
     "Intervention",
+    "ModelSpec",
     "Position",
     "Result",
     "Site",
@@ -36,6 +39,7 @@ __all__ = [
     "evaluate",
     "load_model",
     "load_task",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from patchbench.sites import Position, Site
     from patchbench.statistics import Estimate
     from patchbench.tasks import load_task
+    from patchbench.training import ModelSpec, train
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: `patchbench evaluate | tasks | models | sites`.
+"""The command line: `patchbench evaluate | train | tasks | models | sites`.
 
 It parses, calls the library and prints; nothing is decided here. Heavy imports happen inside the
 commands, so that `patchbench --help` answers at once. Exit codes: 0, 2 for a mistake in what was
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import patchbench
+from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
 from patchbench.common.files import check_writable
 
@@ -33,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
+app.command()(train)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 
 Model = Annotated[

@@ -1,0 +1,92 @@
+"""A training in the terminal: a bar with loss, accuracy, rate and time left, and a closing table.
+
+Use:
+
+    with training_bar(quiet=False) as progress:
+        trained = train(spec, task, out=out, progress=progress, steps=2000)
+    print_trained(trained)
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import rich.box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from patchbench.report.terminal import WIDTH, print_result
+
+if TYPE_CHECKING:
+    from patchbench.training import Progress as Callback
+    from patchbench.training import Trained
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    console.width = min(console.width, WIDTH)
+    return console
+
+
+@contextmanager
+def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
+    """Yield a callback for `train` that draws on stderr."""
+    if quiet:
+        yield None
+        return
+    columns = (
+        TextColumn("lr {task.fields[rate]:g}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[known]}"),
+    )
+    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+        bars: dict[float, Any] = {}
+
+        def show(rate: float, done: int, total: int, known: dict[str, float]) -> None:
+            if rate not in bars:
+                bars[rate] = progress.add_task(
+                    "", total=total, completed=done, rate=rate, speed="", known=""
+                )
+            speed = progress.tasks[bars[rate]].speed
+            progress.update(
+                bars[rate],
+                completed=done,
+                speed="" if speed is None else f"{speed:.0f}/s",
+                known=_known(known),
+            )
+
+        yield show
+
+
+def print_trained(trained: "Trained", *, quiet: bool = False) -> None:
+    """Print how the training went, then the Result on test."""
+    console = _console()
+    console.print(
+        f"trained {trained.steps} steps with learning rate {trained.rate:g}"
+        + (f"; {trained.stopped}" if trained.stopped else "")
+    )
+    if len(trained.grid) > 1:
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("rate", "dev loss", "dev accuracy", "steps"):
+            table.add_column(name, justify="right")
+        for line in trained.grid:
+            style = "bold" if line["rate"] == trained.rate else ""
+            cells = ("diverged", "–") if line["diverged"] else (
+                f"{line['dev_loss']:.4f}",
+                f"{line['dev_accuracy']:.3f}",
+            )  # fmt: skip
+            table.add_row(f"{line['rate']:g}", *cells, str(line["steps"]), style=style)
+        console.print(table)
+    print_result(trained.result, quiet=quiet)
+
+
+def _known(known: dict[str, float]) -> str:
+    parts = [f"loss {known['loss']:.3f}"] if "loss" in known else []
+    name = "dev_accuracy" if "dev_accuracy" in known else "accuracy"
+    if name in known:
+        parts.append(f"{'dev acc' if name == 'dev_accuracy' else 'acc'} {known[name]:.3f}")
+    return " ".join(parts)

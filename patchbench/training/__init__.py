@@ -1,0 +1,283 @@
+"""Training: from an architecture and a task to a checkpoint with its Result and its history.
+
+Use:
+
+    trained = train(ModelSpec(arch="delta_net"), "ar/mini", out="runs/d", steps=2000, lr=3e-3)
+    trained.result.attrib("L1.block_input@query")
+    trained.history[-1]["dev_accuracy"]
+    pb.load_model(trained.path)
+
+The same call again goes on where a killed one was, and returns at once what a finished one left.
+"""
+
+import copy
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from patchbench.common import UserError
+from patchbench.evaluation import DEFAULT_POSITIONS, evaluate, select_sites
+from patchbench.results import Result
+from patchbench.training import data
+from patchbench.training.config import TrainConfig
+from patchbench.training.dynamics import FILE as DYNAMICS
+from patchbench.training.dynamics import Dynamics
+from patchbench.training.folder import RESULT, TrainFolder
+from patchbench.training.models import ModelSpec, check_fit
+from patchbench.training.processes import is_main_process, process_share, wait_for_everyone
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from patchbench.tasks import Task
+    from patchbench.training.loop import Fit
+
+__all__ = ["ModelSpec", "TrainConfig", "Trained", "train"]
+
+# (learning rate, steps done, steps in all, what is known)
+Progress = Callable[[float, int, int, dict[str, float]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training left behind.
+
+    Attributes:
+        path: the folder; `load_model` takes it.
+        result: the evaluation on test, with the training in `result.provenance["training"]`.
+        rate: the learning rate.
+        steps: optimiser steps taken.
+        stopped: why it ended before the last step, or None.
+        grid: one line per learning rate that was tried.
+        history: what was logged, by step.
+    """
+
+    path: Path
+    result: Result
+    rate: float
+    steps: int
+    stopped: str | None
+    grid: list[dict[str, Any]]
+    history: list[dict[str, float]]
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trained":
+        """Read the folder of a finished training."""
+        from patchbench.training.folder import read_folder
+
+        folder = read_folder(Path(path))
+        if not folder.finished:
+            raise UserError(f"{path} is not finished", "give the same training command again")
+        known = ("rate", "steps", "stopped", "grid", "history")
+        return cls(
+            path=folder.path,
+            result=Result.load(folder.path / RESULT),
+            **{name: folder.content[name] for name in known},
+        )
+
+
+def train(
+    model: "ModelSpec | PreTrainedModel",
+    task: "str | Task",
+    *,
+    out: str | Path,
+    overwrite: bool = False,
+    device: str = "auto",
+    progress: Progress | None = None,
+    command: str | None = None,
+    report_to: Sequence[str] = (),
+    **settings: Any,
+) -> Trained:
+    """Train a model on a task, evaluate it on test, and leave both in a folder.
+
+    Args:
+        model: what to build, or a model, which is left as it is.
+        task: a task's name, or what `load_task` returned.
+        out: the folder.
+        overwrite: whether to remove another training that is there.
+        device: "auto" or "cpu".
+        progress: called a few times a second.
+        command: the command line, for the provenance.
+        report_to: loggers of transformers, as in "wandb".
+        **settings: the fields of `TrainConfig`.
+
+    Raises:
+        UserError: something asked for does not exist or does not fit, `out` holds something else,
+            or the loss became NaN; the last good checkpoint is kept then.
+    """
+    from patchbench.tasks import load_task
+
+    config = TrainConfig.of(settings)
+    started = time.perf_counter()
+    if device not in ("auto", "cpu"):
+        raise UserError(f"device {device!r}", "training takes auto or cpu")
+    task = load_task(task, seed=config.seed) if isinstance(task, str) else task
+    network = model.build(task, config.seed) if isinstance(model, ModelSpec) else model
+    identity = _identity(network, task, config)
+    if is_main_process():
+        folder = TrainFolder.open(out, identity, overwrite=overwrite)
+    else:
+        folder = TrainFolder(path=Path(out), content={"config": identity, "status": "running"})
+    if folder.finished:
+        return Trained.load(folder.path)
+
+    training = _Training(network, task, config, device)
+    if is_main_process():
+        folder.begin()
+    fits = []
+    for rate in config.rates:
+
+        def report(done: int, total: int, known: dict[str, float], rate: float = rate) -> None:
+            if progress is not None:
+                progress(rate, done, total, known)
+
+        fits.append(training.fit(rate, folder, report, report_to))
+    best = min(fits, key=lambda fit: fit.dev_loss)
+    if best.diverged:
+        raise UserError(best.diverged, _remedy(best))
+    return _finish(folder, best, fits, training, command, started)
+
+
+class _Training:
+    """What the runs with different learning rates share."""
+
+    def __init__(
+        self, model: "PreTrainedModel", task: "Task", config: TrainConfig, device: str
+    ) -> None:
+        from patchbench.adapters import hook_map_for
+
+        self.model, self.task, self.config, self.device = model, task, config, device
+        self.dev = data.held_out(task, "dev", config.dev_n)
+        longest = max(batch["input_ids"].shape[1] for batch in self.dev) + 1
+        if config.data == "fixed":
+            rows = data.dataset_rows(task, "train", config.train_n)
+            longest = max(longest, int(rows.lengths.max()) + 1)
+            self._source = data.fixed(rows, config.seed)
+        else:
+            longest = max(longest, task.max_length)
+            self._source = data.fresh(task)
+        self.notes = check_fit(model, task, longest)
+        if config.dynamics_distance:
+            select_sites(hook_map_for(model), config.dynamics_components, None, DEFAULT_POSITIONS)
+
+    def fit(
+        self,
+        rate: float,
+        folder: TrainFolder,
+        report: Callable[[int, int, dict[str, float]], None],
+        report_to: Sequence[str],
+    ) -> "Fit":
+        """Train a copy of the model with one learning rate."""
+        from patchbench.training.loop import run_fit
+
+        config, place = self.config, folder.work(rate)
+        place.mkdir(parents=True, exist_ok=True)
+        network = copy.deepcopy(self.model)
+        dynamics = None
+        if config.dynamics_distance:
+            dynamics = Dynamics(
+                network,
+                self.task,
+                n=config.dynamics_n,
+                components=config.dynamics_components,
+                path=place / DYNAMICS,
+            )
+        return run_fit(
+            network,
+            rate=rate,
+            batches=data.Batches(
+                self._source,
+                batch_size=config.batch_size,
+                count=config.total_steps,
+                share=process_share(config.batch_size),
+            ),
+            dev=self.dev,
+            config=config,
+            folder=place,
+            device=self.device,
+            dynamics=dynamics,
+            progress=report,
+            report_to=report_to,
+        )
+
+
+def _finish(
+    folder: TrainFolder,
+    best: "Fit",
+    fits: list["Fit"],
+    training: _Training,
+    command: str | None,
+    started: float,
+) -> Trained:
+    """Put the best model into the folder, evaluate it, and remove what is no longer needed."""
+    from patchbench.adapters import load_model
+    from patchbench.training.loop import copy_weights
+
+    assert best.checkpoint is not None
+    main = is_main_process()
+    grid = [
+        {
+            "rate": fit.rate,
+            "dev_loss": None if fit.diverged else fit.dev_loss,
+            "dev_accuracy": None if fit.diverged else fit.history[-1]["dev_accuracy"],
+            "steps": fit.steps,
+            "diverged": fit.diverged,
+        }
+        for fit in fits
+    ]
+    facts = {"rate": best.rate, "steps": best.steps, "stopped": best.stopped, "grid": grid}
+    written = folder.work(best.rate) / DYNAMICS
+    if main:
+        copy_weights(best.checkpoint, folder.path)
+        if written.exists():
+            shutil.copyfile(written, folder.path / DYNAMICS)
+    wait_for_everyone()
+    loaded = load_model(folder.path, device=training.device)
+    result = evaluate(
+        loaded,
+        training.task,
+        n=training.config.test_n,
+        template="symbolic",
+        seed=training.config.seed,
+        command=command,
+    )
+    provenance = {**result.provenance, "training": {**folder.content["config"], **facts}}
+    provenance["notes"] = [*provenance["notes"], *training.notes]
+    result = replace(result, provenance=provenance)
+    wait_for_everyone()
+    if main:
+        result.save(folder.path / RESULT, overwrite=True)
+        folder.record(
+            status="finished",
+            **facts,
+            history=best.history,
+            command=command,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+        folder.clean()
+    return Trained(path=folder.path, result=result, history=best.history, **facts)
+
+
+def _identity(model: "PreTrainedModel", task: "Task", config: TrainConfig) -> dict[str, Any]:
+    """Return everything that the outcome depends on."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return {
+        "model": model.config.to_diff_dict(),
+        "initial_weights": digest.hexdigest()[:16],
+        "task": {"name": task.name, "seed": task.seed, "config": asdict(task.config)},
+        "training": asdict(config),
+    }
+
+
+def _remedy(fit: "Fit") -> str:
+    kept = f"; the last good checkpoint is {fit.checkpoint}" if fit.checkpoint else ""
+    return f"lower --lr or --clip, or lengthen --warmup{kept}"

@@ -1,0 +1,172 @@
+"""How a model is trained: the settings, checked, and what is derived from them.
+
+Use:
+
+    config = TrainConfig.of({"steps": 2000, "lr": 3e-3, "data": "fresh", "stop_at": 0.99})
+    config.total_steps, config.log_every, config.rates
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from patchbench.common import UserError, near_names
+
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+DATA = ("fixed", "fresh")
+PRECISIONS = ("float32", "bfloat16")
+AUTO = "auto"
+# Evaluations and mechanism measurements in a run, where their distance is not given.
+_EVALUATIONS, _MEASUREMENTS = 40, 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run; the defaults are the paper's (arXiv 2505.15105).
+
+    Attributes:
+        steps: optimiser steps; or `epochs`.
+        epochs: passes over a fixed training set.
+        batch_size: examples per step, all of one length.
+        lr: the largest learning rate; "auto" trains with each of `lr_grid` and keeps the model
+            with the lowest dev loss.
+        warmup: linear warm-up, as a share of the steps below 1, else in steps.
+        schedule: "constant", "linear" or "cosine" (both down to 0) after the warm-up.
+        data: "fixed": the first `train_n` rows of train, in another order each epoch; "fresh": new
+            rows in every step. Both depend on nothing but the seeds.
+        train_n: rows of the fixed set.
+        dev_n: rows of dev, on which training is watched, stopped, and its rate chosen.
+        test_n: rows of test, for the final Result.
+        stop_at: dev accuracy at which training stops.
+        log_every: steps between logged losses and dev evaluations; a fortieth of all when None.
+        checkpoint_every: steps between checkpoints, a multiple of `log_every`, which it is when
+            None.
+        dynamics_every: steps between measurements of the mechanism, a multiple of `log_every`;
+            0 for none; about a twentieth of all when None.
+        dynamics_n: dev rows that they use.
+        dynamics_components: components that they patch, in all layers.
+        clip: largest norm of the gradient; 0 for any.
+        weight_decay: of AdamW, not on norms and biases.
+        precision: "float32", or "bfloat16" for automatic mixed precision.
+        seed: of the initial weights and of the data's order. The task has its own.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: int = 32
+    lr: float | str = 1e-3
+    lr_grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+    warmup: float = 0.1
+    schedule: str = "cosine"
+    data: str = "fixed"
+    train_n: int = 100_032
+    dev_n: int = 512
+    test_n: int = 1024
+    stop_at: float | None = None
+    log_every: int | None = None
+    checkpoint_every: int | None = None
+    dynamics_every: int | None = None
+    dynamics_n: int = 64
+    dynamics_components: tuple[str, ...] = ("block_input",)
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("steps", 1), ("batch_size", 1), ("train_n", 1), ("dev_n", 1), ("test_n", 1),
+            ("log_every", 1), ("checkpoint_every", 1), ("dynamics_every", 0), ("dynamics_n", 2),
+            ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
+        for name in ("warmup", "clip", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name}={getattr(self, name)}", "at least 0 is needed")
+        for name, known in (("schedule", SCHEDULES), ("data", DATA), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"unknown {name} {getattr(self, name)!r}",
+                    near_names(str(getattr(self, name)), known),
+                )
+        if self.stop_at is not None and not 0 < self.stop_at <= 1:
+            raise UserError(f"stop_at={self.stop_at}", "an accuracy above 0 and up to 1 is needed")
+        self._check_rates()
+        self._check_length()
+        for name in ("checkpoint_every", "dynamics_every"):
+            value = getattr(self, name)
+            if value is not None and value % self.log_distance:
+                raise UserError(
+                    f"{name}={value} is no multiple of log_every={self.log_distance}",
+                    f"for example {name}={-(-value // self.log_distance) * self.log_distance}",
+                )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "TrainConfig":
+        """Build from keywords, any sequence for a tuple; an unknown name is a `UserError`."""
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise UserError(f"unknown setting {name!r} of train", near_names(name, known))
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list | range) else value
+            for name, value in settings.items()
+        }
+        return cls(**values)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of a run that is not stopped."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, int(self.epochs * self.train_n) // self.batch_size)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Optimiser steps of the warm-up."""
+        return int(self.warmup * self.total_steps if self.warmup < 1 else self.warmup)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates to train with."""
+        return self.lr_grid if self.lr == AUTO else (float(self.lr),)
+
+    @property
+    def log_distance(self) -> int:
+        """Steps between evaluations."""
+        return self.log_every or max(1, self.total_steps // _EVALUATIONS)
+
+    @property
+    def checkpoint_distance(self) -> int:
+        """Steps between checkpoints."""
+        return self.checkpoint_every or self.log_distance
+
+    @property
+    def dynamics_distance(self) -> int:
+        """Steps between measurements of the mechanism; 0 for none."""
+        if self.dynamics_every is not None:
+            return self.dynamics_every
+        return self.log_distance * max(1, self.total_steps // (self.log_distance * _MEASUREMENTS))
+
+    def _check_rates(self) -> None:
+        if isinstance(self.lr, str) and self.lr != AUTO:
+            raise UserError(f"lr={self.lr!r}", "a number or auto is needed")
+        if not self.rates or len(set(self.rates)) != len(self.rates):
+            raise UserError(f"lr_grid={list(self.lr_grid)}", "different rates are needed")
+        for rate in self.rates:
+            if not 0 < rate < float("inf"):
+                raise UserError(f"learning rate {rate}", "a number above 0 is needed")
+
+    def _check_length(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError(
+                "the length of the training is not clear", "give either steps or epochs"
+            )
+        if self.epochs is not None:
+            if not self.epochs > 0:
+                raise UserError(f"epochs={self.epochs}", "a number above 0 is needed")
+            if self.data == "fresh":
+                raise UserError("fresh data have no epochs", "give steps, or use fixed data")

@@ -1,0 +1,117 @@
+"""The model to train: an architecture of ours with fresh weights, or any causal language model.
+
+Use:
+
+    spec = ModelSpec(arch="mamba", width=64, layers=2, options={"d_conv": 2})
+    model = spec.build(task, seed=0)
+    ModelSpec(init_from="EleutherAI/pythia-14m").build(task, seed=0)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from patchbench.common import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from patchbench.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What to build.
+
+    Attributes:
+        arch: a preset of `patchbench.adapters`, a mixer, or several by comma.
+        width: of the residual stream.
+        layers: number of layers; the preset's own when None.
+        heads: of every mixer that has heads; one when None.
+        init: "normal" or "pytorch", see `MixerLMConfig`; the preset's own when None.
+        options: further fields of `MixerLMConfig`, or options of the mixers.
+        init_from: hub id or folder of weights to start from, in place of all of the above.
+    """
+
+    arch: str | None = None
+    width: int = 64
+    layers: int | None = None
+    heads: int | None = None
+    init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    init_from: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.arch is None) == (self.init_from is None):
+            raise UserError("the model is not clear", "give either --arch or --init-from")
+        if self.init_from is not None and (self.heads or self.init or self.layers or self.options):
+            raise UserError(
+                "--init-from brings its own architecture",
+                "drop --layers, --heads, --init and --option",
+            )
+
+    def build(self, task: "Task", seed: int) -> "PreTrainedModel":
+        """Return the model on the CPU in float32, its fresh weights a function of `seed`.
+
+        Raises:
+            UserError: it cannot be built or loaded, or has too few token ids for the task.
+        """
+        if self.init_from is not None:
+            from patchbench.adapters import load_model
+
+            return load_model(self.init_from, device="cpu").model
+        from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
+
+        assert self.arch is not None
+        given = {"num_heads": self.heads, "init": self.init}
+        options = {k: v for k, v in given.items() if v is not None} | dict(self.options)
+        shape: dict[str, Any] = {
+            "width": self.width,
+            "layers": self.layers,
+            "vocab_size": task.vocab_size,
+        }
+        config = MixerLMConfig.preset(self.arch, **shape, **options)
+        if config.max_position_embeddings is not None and "max_position_embeddings" not in options:
+            options["max_position_embeddings"] = task.max_length
+            config = MixerLMConfig.preset(self.arch, **shape, **options)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return MixerLMForCausalLM(config)
+
+
+def check_fit(model: "PreTrainedModel", task: "Task", longest: int) -> list[str]:
+    """Return notes on a model that can learn the task; otherwise raise.
+
+    Args:
+        model: the model.
+        task: the task.
+        longest: tokens of the longest document.
+
+    Raises:
+        UserError: the task's documents are too long, or its vocabulary is too large.
+    """
+    from patchbench.adapters import LoadedModel, hook_map_for
+
+    loaded = LoadedModel(model=model, tokenizer=None, hook_map=hook_map_for(model), name="")
+    own = getattr(model.base_model, "max_length", None)
+    limits = [n for n in (loaded.max_positions, own) if isinstance(n, int)]
+    if limits and longest > min(limits):
+        raise UserError(
+            f"task {task.name!r} has documents of {longest} tokens, the architecture takes at most "
+            f"{min(limits)}",
+            "allow more positions (--option max_position_embeddings=…), or make the documents "
+            "shorter with --set",
+        )
+    if loaded.vocab_size < task.vocab_size:
+        raise UserError(
+            f"task {task.name!r} has {task.vocab_size} token ids, the model {loaded.vocab_size}",
+            "start from another model, or make the task's vocabulary smaller with --set",
+        )
+    if loaded.vocab_size > task.vocab_size:
+        return [
+            f"the model has {loaded.vocab_size} token ids, of which the task uses the first "
+            f"{task.vocab_size}"
+        ]
+    return []

@@ -1,0 +1,110 @@
+"""`patchbench train` as a user meets it."""
+
+import json
+import sys
+
+import pytest
+
+from patchbench import cli
+from tests.tiny_models import tiny
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["patchbench", "train", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+AR = ("--task", "ar/mini", "--steps", 6, "--dev-n", 16, "--test-n", 8, "--train-n", 64)
+TINY = ("--arch", "delta_net", "--width", 16, "--device", "cpu", *AR)
+
+
+def test_train_prints_and_writes_what_evaluate_takes(run, monkeypatch, capsys, tmp_path):
+    out = tmp_path / "run"
+    code, stdout, stderr = run(*TINY, "--out", out)
+    assert code == 0, stderr
+    # Paths are printed whole, however long.
+    assert max(len(line) for line in stdout.splitlines() if str(out) not in line) <= 80
+    for word in ("trained 6 steps", "0.001", "ar/mini", "accuracy", f"{out}"):
+        assert word in stdout.replace("\n", "")
+    arguments = ["evaluate", "--model", str(out), "--task", "ar/mini", "--n", "8", "--json"]
+    monkeypatch.setattr(sys, "argv", ["patchbench", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    evaluated = json.loads(capsys.readouterr().out)
+    recorded = json.loads((out / "result" / "result.json").read_text())
+    assert evaluated["accuracy"] == recorded["summary"]["accuracy"]
+    assert "patchbench train" in recorded["provenance"]["command"]
+
+
+def test_the_grid_is_printed_and_json_is_alone_on_stdout(run, tmp_path):
+    grid = ("--lr", "auto", "--lr-grid", "1e-4,1e-2")
+    code, stdout, _ = run(*TINY, *grid, "--out", tmp_path / "run")
+    assert code == 0
+    assert "dev loss" in stdout
+    code, stdout, stderr = run(*TINY, *grid, "--out", tmp_path / "run", "--json")
+    assert (code, stderr) == (0, "")
+    content = json.loads(stdout)
+    assert [line["rate"] for line in content["grid"]] == [1e-4, 1e-2]
+
+
+def test_architectures_are_listed(run):
+    code, stdout, _ = run("--arch", "list")
+    assert code == 0
+    for name in ("attention", "based", "mamba_noconv", "gated_delta_net"):
+        assert name in stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--arch", "delta_nett"], "delta_net"),
+        (["--lr", "quick"], "auto"),
+        (["--schedule", "cosin"], "cosine"),
+        (["--data", "fres"], "fresh"),
+        (["--option", "d_convv=2"], "d_conv"),
+        (["--option", "d_conv"], "NAME=VALUE"),
+        (["--init", "xavier"], "known"),
+        (["--epochs", "1"], "steps or epochs"),
+        (["--init-from", "nowhere"], "either"),
+        (["--threads", "0"], "at least 1"),
+        (["--batch-size", "0"], "at least 1"),
+        (["--task", "arr"], "ar"),
+        (["--out", "/proc/nowhere/run"], "/proc"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_code_2(run, tmp_path, change, says):
+    code, stdout, stderr = run(*TINY, "--out", tmp_path / "run", *change)
+    assert code == 2, stderr
+    assert stdout == ""
+    assert len(stderr.strip().splitlines()) == 1
+    assert says in stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_does_not_fit_together_is_one_line_and_code_2(run, tmp_path):
+    tiny("gpt2", vocab=8).save_pretrained(tmp_path / "small")
+    cases = {
+        "36 token ids": ("--init-from", tmp_path / "small"),
+        "max_position_embeddings": ("--arch", "attention", "--option", "max_position_embeddings=4"),
+    }
+    for says, model in cases.items():
+        code, _, stderr = run(*model, *AR, "--out", tmp_path / "run")
+        assert code == 2, stderr
+        assert len(stderr.strip().splitlines()) == 1
+        assert says in stderr
+    code, _, stderr = run(*TINY, "--out", tmp_path / "run2")
+    assert code == 0, stderr
+    code, _, stderr = run(*TINY, "--out", tmp_path / "run2", "--seed", 1)
+    assert code == 2
+    assert "training.seed: 0 → 1" in stderr
