@@ -31,10 +31,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel
     from patchbench.results import Result
+    from patchbench.statistics import Estimate
 
 WIDTH = 80
-# Columns of "0.98 [0.95, 1.01]" beside the layer that fit into WIDTH.
-MOST_COLUMNS = 4
+# Columns of "0.98 ±0.03" beside the layer that fit into WIDTH.
+MOST_COLUMNS = 5
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -174,34 +175,35 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
 def _print_grid(
     console: Console, result: "Result", component: str, corruption: str, direction: str
 ) -> None:
+    """Print layer × position; more positions than fit come in further tables below."""
     grid = result.table(component, corruption=corruption, direction=direction)
     layers = list(dict.fromkeys(layer for layer, _ in grid))
     positions = list(dict.fromkeys(position for _, position in grid))
-    wide = len(positions) <= MOST_COLUMNS
-    table = Table(
-        title=f"Attrib of {component}" + ("" if wide else " (intervals: --json)"),
-        title_justify="left",
-        box=rich.box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1) if wide else (0, 0, 0, 1),
-    )
-    table.add_column("layer", justify="right")
-    for position in positions:
-        table.add_column(position, justify="right", no_wrap=True)
-    for layer in layers:
-        cells = []
-        for position in positions:
-            estimate = grid.get((layer, position))
-            if estimate is None:
-                cells.append("–")
-                continue
-            text = f"{estimate.value:.2f}"
-            if wide:
-                text += f" [{estimate.low:.2f}, {estimate.high:.2f}]"
-            style = "bold" if estimate.low > 0.5 else "" if estimate.low > 0 else "dim"
-            cells.append(f"[{style}]{escape(text)}[/]" if style else escape(text))
-        table.add_row("–" if layer is None else str(layer), *cells)
-    console.print(table)
+    console.print(f"Attrib of {component}, ± the wider side of its 95 % interval")
+    for start in range(0, len(positions), MOST_COLUMNS):
+        shown = positions[start : start + MOST_COLUMNS]
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("layer", justify="right", no_wrap=True)
+        for position in shown:
+            table.add_column(position, justify="right", no_wrap=True)
+        for layer in layers:
+            cells = (_cell(grid.get((layer, position))) for position in shown)
+            table.add_row("–" if layer is None else str(layer), *cells)
+        console.print(table)
+
+
+def _cell(estimate: "Estimate | None") -> Text:
+    """Bold where most of the effect is restored for sure, dim where perhaps none is."""
+    if estimate is None:
+        return Text("–")
+    side = max(estimate.high - estimate.value, estimate.value - estimate.low)
+    style = "bold" if estimate.low > 0.5 else "" if estimate.low > 0 else "dim"
+    return Text(f"{_two_digits(estimate.value)} ±{_two_digits(side)}", style=style)
+
+
+def _two_digits(value: float) -> str:
+    """Format without the sign of a negative zero."""
+    return f"{round(value, 2) + 0.0:.2f}"
 
 
 def _interval(estimate: dict[str, float]) -> str:

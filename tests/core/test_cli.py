@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from typing import ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from patchbench import cli
+from patchbench.report import terminal
+from patchbench.statistics import Estimate
 from tests.tiny_models import tiny
 
 
@@ -49,6 +52,27 @@ def test_evaluate_prints_a_summary_in_80_columns_and_writes_the_folder(run, mode
         assert word in stdout
     assert "below the gate" in stdout  # an untrained model has no mechanism to show
     assert {p.name for p in out.iterdir()} >= {"result.json", "rows.parquet"}
+
+
+@pytest.mark.parametrize("positions", [4, 5, 9])
+def test_the_grid_fits_and_is_whole(positions, capsys):
+    """Every number, however many signs and digits, is printed without being cut."""
+    names = ["key", "value", "value+1", "query", "answer-1", *(f"value+{i}" for i in range(2, 6))]
+    names = names[:positions]
+    worst = Estimate(value=-0.123, low=-0.456, high=-0.001, n=8)
+
+    class Fixed:
+        config: ClassVar = {"positions": names}
+
+        def table(self, *_, **__):
+            return {(layer, name): worst for layer in (0, 29) for name in names}
+
+    terminal._print_grid(terminal._console(), Fixed(), "block_input", "key", "denoise")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    rows = " ".join(line for line in lines if line.strip().startswith("29"))
+    assert rows.count("-0.12 ±0.33") == positions
 
 
 def test_json_alone_is_on_stdout(run, model_dir):
