@@ -2,7 +2,7 @@
 
 Use:
 
-    torchrun --nproc-per-node 2 -m patchbench.cli train --arch mamba --task ar --out runs/m …
+    torchrun --nproc-per-node 2 --no-python patchbench train --arch mamba --task ar --out m …
 
 Each takes its share of every batch; the first alone writes files.
 """
