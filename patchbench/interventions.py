@@ -31,6 +31,7 @@ Source = Literal["counterpart", "self"]
 
 SCHEMA = "patchbench/intervention/1"
 CLEAN = "clean"
+_SITES = ("sites", "source_sites")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class Intervention:
 
     Attributes:
         sites: patched together; usually one.
+        source_sites: where the activations come from, one for each of `sites`; None for the sites
+            themselves.
         corruption: which corrupted run is the clean one's counterpart.
         direction: see above.
         source: "counterpart", or "self": the base's own activations, which must change nothing.
@@ -50,6 +53,7 @@ class Intervention:
     direction: Direction = "denoise"
     source: Source = "counterpart"
     control: str | None = None
+    source_sites: tuple[Site, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -57,6 +61,15 @@ class Intervention:
             raise UserError("an intervention has no sites", "name at least one")
         if len(set(self.sites)) < len(self.sites):
             raise UserError(f"intervention {self.label} names a site twice", "name each once")
+        if self.source_sites is not None:
+            donors = tuple(self.source_sites)
+            if len(donors) != len(self.sites):
+                raise UserError(
+                    f"{len(donors)} source sites for {len(self.sites)} patched ones",
+                    "give one for each",
+                )
+            # One form only, so that equal interventions compare equal.
+            object.__setattr__(self, "source_sites", None if donors == self.sites else donors)
         if not self.corruption or self.corruption == CLEAN:
             raise UserError(f"corruption {self.corruption!r}", "for example 'key'")
         for name, known in (("direction", get_args(Direction)), ("source", get_args(Source))):
@@ -66,8 +79,16 @@ class Intervention:
 
     @property
     def label(self) -> str:
-        """The sites in words: "L0.block_input@value & L0.block_input@key"."""
-        return " & ".join(map(str, self.sites))
+        """The sites in words: "L1.q@query & L0.block_output@value -> L1.block_input@query"."""
+        return " & ".join(
+            str(site) if donor == site else f"{donor} -> {site}"
+            for donor, site in zip(self.donors, self.sites, strict=True)
+        )
+
+    @property
+    def donors(self) -> tuple[Site, ...]:
+        """Where the activations come from, one site for each patched one."""
+        return self.source_sites or self.sites
 
     @property
     def base_run(self) -> str:
@@ -87,7 +108,9 @@ class Intervention:
     def to_json(self) -> str:
         """Return the intervention as JSON text that carries its schema."""
         data: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
-        data["sites"] = [str(site) for site in self.sites]
+        for name in _SITES:
+            sites = getattr(self, name)
+            data[name] = sites and [str(site) for site in sites]
         return json.dumps(data)
 
     @classmethod
@@ -111,15 +134,20 @@ class Intervention:
         for name in ("sites", "corruption"):
             if name not in data:
                 raise UserError(f"field {name!r} of {SCHEMA} is missing", "add it")
-        sites = data.pop("sites")
-        if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites):
-            raise UserError(f"sites={sites!r} of {SCHEMA}", "a list of strings is needed")
-        return cls(sites=tuple(map(Site.parse, sites)), **data)
+        for name in _SITES:
+            sites = data.get(name)
+            if sites is None and name != "sites":
+                continue
+            if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites):
+                raise UserError(f"{name}={sites!r} of {SCHEMA}", "a list of strings is needed")
+            data[name] = tuple(map(Site.parse, sites))
+        return cls(**data)
 
     def to_pyvene(self, hook_map: "HookMap", model: "PreTrainedModel") -> "pv.IntervenableConfig":
         """Return pyvene's config of this intervention, one representation for each site.
 
-        Positions are not part of it: pyvene takes them with each batch, as `unit_locations`.
+        Positions are not part of it: pyvene takes them with each batch, as `unit_locations`. Nor
+        are `source_sites`: pyvene takes what comes from elsewhere as `source_representations`.
 
         Raises:
             UserError: the model has no such site.

@@ -122,8 +122,8 @@ class Result:
             UserError: none of that was measured.
         """
         every = self._attribs(corruption, direction, metric, None)
-        # Sites patched together, and single heads, have no place in the grid.
-        sites = [Site.parse(name) for name in every if " & " not in name]
+        # Sites patched together or from elsewhere, and single heads, have no place in the grid.
+        sites = [Site.parse(name) for name in every if not {"&", "->"} & set(name.split())]
         chosen = [site for site in sites if site.component == component and site.head is None]
         if not chosen:
             known = {site.component for site in sites}

@@ -11,19 +11,17 @@ all activations that any intervention takes from it are read in the same forward
 forward for each intervention.
 """
 
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
+from patchbench.engines.heads import aligned
 from patchbench.engines.rows import RowWriter
 from patchbench.engines.safe_intervenable import (
     Budget,
@@ -31,6 +29,7 @@ from patchbench.engines.safe_intervenable import (
     collect_config,
     swap_config,
 )
+from patchbench.engines.scoring import ReadOut, halving, scoring
 from patchbench.interventions import Intervention
 from patchbench.sites import Position, Site
 
@@ -59,30 +58,14 @@ class PyveneEngine:
         self, loaded: "LoadedModel", interventions: Sequence[Intervention], batch: Batch
     ) -> pa.Table:
         """See `Engine.run`; a batch that does not fit into memory is halved."""
-        try:
-            return self._run(loaded, interventions, batch)
-        except torch.OutOfMemoryError as error:
-            if len(batch) == 1:
-                raise UserError(
-                    "one document does not fit into the device's memory",
-                    "use --device cpu, a narrower --dtype, or shorter documents",
-                ) from error
-        # Outside of the handler, which would keep the failed attempt's tensors alive.
-        half = len(batch) // 2
-        note = f"out of memory: batches of {len(batch)} were halved"
-        if note not in self.counters.notes:
-            self.counters.notes.append(note)
-        parts = [slice(0, half), slice(half, len(batch))]
-        return pa.concat_tables(
-            [self.run(loaded, interventions, batch.select(part)) for part in parts]
-        )
+        return halving(lambda part: self._run(loaded, interventions, part), batch, self.counters)
 
     def _run(
         self, loaded: "LoadedModel", interventions: Sequence[Intervention], batch: Batch
     ) -> pa.Table:
         usable = {intervention: batch.usable(intervention) for intervention in interventions}
         pending = [item for item in usable if usable[item].any()]
-        with _scoring(loaded.model):
+        with scoring(loaded.model):
             job = _Job(loaded, batch, self.counters)
             while pending:
                 cache = job.observe(pending, self.cache_bytes)
@@ -106,7 +89,7 @@ class _Job:
         self.rows = RowWriter(batch)
         self._loaded, self._batch, self._counters = loaded, batch, counters
         self._device = torch.device(loaded.device)
-        self._read_out = _ReadOut(loaded.model, batch, self._device)
+        self._read_out = ReadOut(loaded.model, batch, self._device)
         self._wrapped: dict[tuple, SafeIntervenable] = {}
 
     def observe(self, interventions: Sequence[Intervention], budget: float) -> _Cache:
@@ -152,7 +135,15 @@ class _Job:
         """Run one intervention and write its rows."""
         sites = intervention.sites
         wrapped = self._wrap(sites)
-        sources = [cache[_key(intervention.donor_run, site)] for site in sites]
+        sources = [
+            aligned(
+                cache[_key(intervention.donor_run, donor)],
+                self._loaded.hook_map,
+                donor=donor,
+                site=site,
+            )
+            for donor, site in zip(intervention.donors, sites, strict=True)
+        ]
         locations = [self._locations([site.position]) for site in sites]
         _, output = wrapped(
             self._inputs(intervention.base_run),
@@ -189,50 +180,10 @@ class _Job:
         self._counters.forward_rows += len(self._batch)
 
 
-class _ReadOut:
-    """Takes the predictions at the read-out, and lets the model compute no others if it can."""
-
-    def __init__(self, model: nn.Module, batch: Batch, device: torch.device) -> None:
-        self._positions = torch.as_tensor(batch.read_out, device=device)
-        self._kept, self._columns = self._positions.unique(return_inverse=True)
-        self._length = batch.length
-        accepts = inspect.signature(model.forward).parameters
-        self.arguments: dict[str, Any] = {}
-        if "logits_to_keep" in accepts:
-            self.arguments["logits_to_keep"] = self._kept
-        if "use_cache" in accepts:
-            self.arguments["use_cache"] = False
-
-    def logits(self, output: Any) -> Tensor:
-        """Return (B, vocabulary) logits of the model's output."""
-        logits = output.logits if hasattr(output, "logits") else output[0]
-        columns = {len(self._kept): self._columns, self._length: self._positions}
-        if logits.shape[1] not in columns:
-            raise UserError(
-                f"the model returned logits at {logits.shape[1]} positions",
-                f"{len(self._kept)} were asked for, and the documents have {self._length}",
-            )
-        where = columns[logits.shape[1]].to(logits.device)
-        return logits[torch.arange(len(logits), device=logits.device), where]
-
-
 def _key(run: str, site: Site) -> tuple[str, int | None, str, Position]:
     return run, site.layer, site.component, site.position
 
 
 def _keys(intervention: Intervention) -> set[tuple[str, int | None, str, Position]]:
     """Return what an intervention needs from the cache."""
-    return {_key(intervention.donor_run, site) for site in intervention.sites}
-
-
-@contextmanager
-def _scoring(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation without gradients, and every module back afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    return {_key(intervention.donor_run, site) for site in intervention.donors}

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from patchbench.adapters.hook_map import HookMap, HookPoint, get_hidden, put_hidden
 from patchbench.adapters.pyvene_mapping import register_with_pyvene
 from patchbench.common import UserError
+from patchbench.engines.heads import heads_of
 from patchbench.sites import Site
 
 if TYPE_CHECKING:
@@ -106,28 +107,27 @@ def collect_config(
     register_with_pyvene(model)
     return pv.IntervenableConfig(
         [
-            pv.RepresentationConfig(
-                layer=point.layer or 0,
-                component=f"{point.path}.{point.io}",
-                intervention=BoundedCollect(budget),
-            )
+            pv.RepresentationConfig(**_where(point), intervention=BoundedCollect(budget))
             for point in points
         ]
     )
 
 
 def _representation(hook_map: HookMap, site: Site) -> pv.RepresentationConfig:
-    point = hook_map.point(site.layer, site.component)
-    where = {"layer": point.layer or 0, "component": f"{point.path}.{point.io}"}
+    where = _where(hook_map.point(site.layer, site.component))
+    heads = heads_of(hook_map, site)
     if site.head is None:
         return pv.RepresentationConfig(**where, intervention_type=pv.VanillaIntervention)
-    if point.heads is None:
-        raise UserError(f"{site}: {site.component} has no heads", "leave out [head]")
-    if site.head >= point.heads:
-        raise UserError(f"{site}: no head {site.head}", f"the heads are 0–{point.heads - 1}")
-    return pv.RepresentationConfig(
-        **where, intervention=HeadSwap(head=site.head, heads=point.heads)
-    )
+    return pv.RepresentationConfig(**where, intervention=HeadSwap(head=site.head, heads=heads))
+
+
+def _where(point: HookPoint) -> dict[str, Any]:
+    if point.source is not None:
+        raise UserError(
+            f"{point.component} is inside the forward of {point.path}, where no hook reaches",
+            "use --engine nnsight",
+        )
+    return {"layer": point.layer or 0, "component": f"{point.path}.{point.io}"}
 
 
 class SafeIntervenable(pv.IntervenableModel):
@@ -211,6 +211,13 @@ class SafeIntervenable(pv.IntervenableModel):
                 index = self._index(key, hidden, unit_locations_base[number])
                 collects = isinstance(intervention, pv.CollectIntervention)
                 source = None if collects else self.activations.get(key)
+                if source is not None and source.shape != hidden[index].shape:
+                    # pyvene would repeat one feature for all.
+                    raise UserError(
+                        f"site {self.representations[key].component} has activations of shape "
+                        f"{tuple(hidden[index].shape)}, its source of {tuple(source.shape)}",
+                        "take the source from a component of equal width",
+                    )
                 new = do_intervention(hidden[index], source, intervention, subspace, **options)
                 self._intervention_state[key].inc_setter_version()
                 if collects:

@@ -36,8 +36,13 @@ def test_runs(direction, source, base_run, source_run, donor_run):
             source="self",
             control="identity",
         ),
+        Intervention(
+            sites=(SITE, Site.parse("L1.q[1]@query")),
+            source_sites=(SITE, Site.parse("L0.q[0]@value")),
+            corruption="key",
+        ),
     ],
-    ids=["plain", "everything"],
+    ids=["plain", "everything", "from elsewhere"],
 )
 def test_json_round_trip(intervention):
     text = intervention.to_json()
@@ -61,6 +66,9 @@ def changed(**changes) -> str:
         (changed(sites="absent"), "'sites'"),
         (changed(sites="L0.q@key"), "list of strings"),
         (changed(sites=[]), "no sites"),
+        (changed(sites=None), "list of strings"),
+        (changed(source_sites="L0.q@key"), "list of strings"),
+        (changed(source_sites=["L0.q@key", "L0.q@value"]), "2 source sites for 1"),
         (changed(sites=["L0.q"]), "not a site"),
         (changed(sites=["L0.q@key", "L0.q@key"]), "twice"),
         (changed(direction="denoize"), "denoise"),
@@ -72,3 +80,15 @@ def test_bad_json_is_one_line(text, says):
     with pytest.raises(pb.UserError, match=says) as caught:
         Intervention.from_json(text)
     assert "\n" not in str(caught.value)
+
+
+def test_sites_are_their_own_sources_unless_others_are_named():
+    plain = Intervention(sites=(SITE,), corruption="key")
+    same = Intervention(sites=(SITE,), source_sites=(SITE,), corruption="key")
+    other = Intervention(sites=(SITE,), source_sites=(Site.parse("embed@key"),), corruption="key")
+    assert plain == same
+    assert plain.donors == (SITE,)
+    assert plain.label == "L1.block_input@value"
+    assert other.donors == (Site.parse("embed@key"),)
+    assert other.label == "embed@key -> L1.block_input@value"
+    assert other != plain

@@ -1,0 +1,88 @@
+"""What every engine does around a forward: evaluation mode, the read-out, batches that fit.
+
+Use:
+
+    with scoring(model):
+        read_out = ReadOut(model, batch, device)
+        logits = read_out.logits(model(input_ids=tokens, **read_out.arguments))
+    rows = halving(run, batch, counters)      # run(batch) → rows
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from patchbench.common import UserError
+from patchbench.engines.base import Batch, Counters
+
+
+@contextmanager
+def scoring(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation without gradients, and every module back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+class ReadOut:
+    """Takes the predictions at the read-out, and lets the model compute no others if it can.
+
+    Attributes:
+        arguments: for the model, beside its tokens.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, device: torch.device) -> None:
+        self._positions = torch.as_tensor(batch.read_out, device=device)
+        self._kept, self._columns = self._positions.unique(return_inverse=True)
+        self._length = batch.length
+        accepts = inspect.signature(model.forward).parameters
+        self.arguments: dict[str, Any] = {}
+        if "logits_to_keep" in accepts:
+            self.arguments["logits_to_keep"] = self._kept
+        if "use_cache" in accepts:
+            self.arguments["use_cache"] = False
+
+    def logits(self, output: Any) -> Tensor:
+        """Return (B, vocabulary) logits of the model's output."""
+        logits = output.logits if hasattr(output, "logits") else output[0]
+        columns = {len(self._kept): self._columns, self._length: self._positions}
+        if logits.shape[1] not in columns:
+            raise UserError(
+                f"the model returned logits at {logits.shape[1]} positions",
+                f"{len(self._kept)} were asked for, and the documents have {self._length}",
+            )
+        where = columns[logits.shape[1]].to(logits.device)
+        return logits[torch.arange(len(logits), device=logits.device), where]
+
+
+def halving(run: Callable[[Batch], pa.Table], batch: Batch, counters: Counters) -> pa.Table:
+    """Return the rows of `run(batch)`; a batch that does not fit into memory is halved.
+
+    Raises:
+        UserError: one document alone does not fit.
+    """
+    try:
+        return run(batch)
+    except torch.OutOfMemoryError as error:
+        if len(batch) == 1:
+            raise UserError(
+                "one document does not fit into the device's memory",
+                "use --device cpu, a narrower --dtype, or shorter documents",
+            ) from error
+    # Outside of the handler, which would keep the failed attempt's tensors alive.
+    half = len(batch) // 2
+    note = f"out of memory: batches of {len(batch)} were halved"
+    if note not in counters.notes:
+        counters.notes.append(note)
+    parts = [slice(0, half), slice(half, len(batch))]
+    return pa.concat_tables([halving(run, batch.select(part), counters) for part in parts])
