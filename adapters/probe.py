@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchbench.adapters.hook_map import HookMap, HookPoint, get_hidden, put_hidden
+from patchbench.adapters.hook_map import HookMap, HookPoint
+from patchbench.adapters.hooking import Function, attach
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ HALF_TOLERANCE = 5e-2
 # Noise in standard deviations. In half precision an untrained model's smallest effects drown in
 # rounding: those places are tried again, louder.
 LOUDNESS = (1.0, 100.0, 10_000.0)
-_Function = Callable[[Tensor], Tensor | None]
 _REMEDY = "the module is bypassed or reused; correct the HookMap or choose another component"
 
 
@@ -216,34 +216,6 @@ def _adder(row: int, position: int, value: Tensor, loudness: float) -> Callable[
     return add
 
 
-@contextmanager
-def _hook(module: nn.Module, point: HookPoint, function: _Function) -> Iterator[None]:
-    """Let `function` see the value of a place, and replace it unless it returns None."""
-
-    def after(_: nn.Module, __: Any, output: Any) -> Any:
-        new = function(get_hidden(output))
-        return None if new is None else put_hidden(output, new)
-
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Some modules get their input by keyword only.
-        by_position = any(isinstance(value, Tensor) for value in args)
-        value = args if by_position else kwargs
-        new = function(get_hidden(value))
-        if new is None:
-            return None
-        value = put_hidden(value, new)
-        return (value, kwargs) if by_position else (args, value)
-
-    if point.io == "output":
-        handle = module.register_forward_hook(after)
-    else:
-        handle = module.register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def _observe(
     loaded: LoadedModel, points: Sequence[HookPoint], tokens: Tensor
 ) -> tuple[Tensor, dict[HookPoint, list[Tensor]]]:
@@ -271,14 +243,15 @@ def _noter(values: list[Tensor]) -> Callable[[Tensor], None]:
 
 
 def _logits(
-    loaded: LoadedModel, tokens: Tensor, hooks: Sequence[tuple[HookPoint, _Function]]
+    loaded: LoadedModel, tokens: Tensor, hooks: Sequence[tuple[HookPoint, Function]]
 ) -> Tensor:
     """Return fp32 logits, (batch, time, vocabulary), with a function hooked to each place."""
     model: Any = loaded.model
     takes_cache = "use_cache" in inspect.signature(model.forward).parameters
     with ExitStack() as stack:
         for point, function in hooks:
-            stack.enter_context(_hook(loaded.hook_map.module(model, point), point, function))
+            module = loaded.hook_map.module(model, point)
+            stack.callback(attach(module, point.io, function).remove)
         output = model(input_ids=tokens, **({"use_cache": False} if takes_cache else {}))
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:2] != tokens.shape:

@@ -93,7 +93,7 @@ class Batch:
         """Return which examples have the corruption and all positions: (B,) bool."""
         self.tokens(intervention.corruption)
         usable = np.asarray(self.available[intervention.corruption], bool)
-        for site in intervention.sites:
+        for site in {*intervention.sites, *intervention.donors}:
             usable = usable & (self.locate(site.position) >= 0)
         return usable
 

@@ -32,7 +32,8 @@ import torch
 from pyvene.models.modeling_utils import HandlerList, do_intervention
 from torch import Tensor, nn
 
-from patchbench.adapters.hook_map import HookMap, HookPoint, get_hidden, put_hidden
+from patchbench.adapters.hook_map import HookMap, HookPoint
+from patchbench.adapters.hooking import input_hook, output_hook
 from patchbench.adapters.pyvene_mapping import register_with_pyvene
 from patchbench.common import UserError
 from patchbench.engines.heads import heads_of
@@ -240,7 +241,7 @@ class SafeIntervenable(pv.IntervenableModel):
         handles = []
         for key, function in zip(keys, functions, strict=True):
             is_input = self.representations[key].component.endswith(".input")
-            hook = _input_hook(function) if is_input else _output_hook(function)
+            hook = input_hook(function) if is_input else output_hook(function)
             handles.append(self.intervention_hooks[key](hook, with_kwargs=True))
             self._handles.append(handles[-1])
         return HandlerList(handles)
@@ -255,28 +256,6 @@ class SafeIntervenable(pv.IntervenableModel):
                 "(batch, time, features) and (batch, positions) are needed",
             )
         return torch.arange(len(hidden), device=hidden.device)[:, None], where
-
-
-def _output_hook(function: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        replaced = function(get_hidden(output))
-        return None if replaced is None else put_hidden(output, replaced)
-
-    return hook
-
-
-def _input_hook(function: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-        # Some callers pass everything by keyword (Llama's attention).
-        by_position = any(isinstance(value, Tensor) for value in args)
-        taken = args if by_position else kwargs
-        replaced = function(get_hidden(taken))
-        if replaced is None:
-            return None
-        given = put_hidden(taken, replaced)
-        return (given, kwargs) if by_position else (args, given)
-
-    return hook
 
 
 def _check_locations(locations: Any, length: int) -> None:

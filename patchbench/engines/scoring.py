@@ -42,9 +42,24 @@ class ReadOut:
     """
 
     def __init__(self, model: nn.Module, batch: Batch, device: torch.device) -> None:
-        self._positions = torch.as_tensor(batch.read_out, device=device)
-        self._kept, self._columns = self._positions.unique(return_inverse=True)
-        self._length = batch.length
+        self._set(model, torch.as_tensor(batch.read_out, device=device), batch.length)
+
+    @classmethod
+    def at(cls, model: nn.Module, positions: Tensor, length: int) -> "ReadOut":
+        """Return the read-out of documents (or parts of them) of `length` tokens.
+
+        Args:
+            model: a causal language model.
+            positions: (B,) where each is read.
+            length: tokens that go in.
+        """
+        read_out = cls.__new__(cls)
+        read_out._set(model, positions, length)
+        return read_out
+
+    def _set(self, model: nn.Module, positions: Tensor, length: int) -> None:
+        self._positions, self._length = positions, length
+        self._kept, self._columns = positions.unique(return_inverse=True)
         accepts = inspect.signature(model.forward).parameters
         self.arguments: dict[str, Any] = {}
         if "logits_to_keep" in accepts:

@@ -1,5 +1,7 @@
 """Activations that come from another site than the one they replace, against hooks by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -156,3 +158,13 @@ def test_a_source_of_one_feature_is_not_repeated(engine):
         ENGINES[engine]().run(
             loaded, [moved(("L0.gate@key", "L1.block_input@key"))], random_batch()
         )
+
+
+def test_an_example_without_the_donor_position_gets_no_row():
+    """Its activations would be those of the first token."""
+    batch = random_batch()
+    key = batch.positions["key"].copy()
+    key[1] = -1
+    batch = replace(batch, positions={**batch.positions, "key": key})
+    move = moved(("L1.block_input@key", "L1.block_input@query"))
+    assert batch.usable(move).tolist() == [True, False, True, True]
