@@ -19,7 +19,8 @@ import pyarrow as pa
 from patchbench import controls
 from patchbench.common import UserError, near_names
 from patchbench.engines import ENGINES
-from patchbench.engines.base import make_batches
+from patchbench.engines.base import Batch, make_batches
+from patchbench.inputs import model_inputs
 from patchbench.interventions import Direction, Intervention
 from patchbench.results import Result, collect_provenance
 from patchbench.sites import Position, Site
@@ -35,6 +36,7 @@ DIRECTIONS = ("denoise", "noise")
 DEFAULT_POSITIONS = ("key", "value", "value+1", "query")
 # The read-out: the last token of the prompt. It is the query unless a template puts tokens between.
 READ_OUT = "answer-1"
+SEQUENCES = ("corruptions", "directions", "components", "layers", "positions")
 
 Progress = Callable[[int, int], None]
 
@@ -71,11 +73,11 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         for name, least in (("n", 1), ("batch_size", 1), ("shots", 0), ("seed", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
         if self.resamples < 100:
             raise UserError(f"resamples={self.resamples}", "at least 100 make an interval")
-        for name in ("corruptions", "directions", "components", "layers", "positions"):
+        for name in SEQUENCES:
             value = getattr(self, name)
             if value is not None and not value:
                 raise UserError(f"{name} is empty", "name at least one")
@@ -86,20 +88,26 @@ class EvaluateConfig:
                 raise UserError(
                     f"unknown direction {direction!r}", near_names(direction, DIRECTIONS)
                 )
-        for position in self.positions or ():
-            Position.parse(position)
+        places = [Position.parse(position) for position in self.positions or ()]
+        if len(set(places)) != len(places):
+            raise UserError(f"positions={list(self.positions or ())}", "name each position once")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "EvaluateConfig":
-        """Build from keywords, any sequence for a tuple; an unknown name is a `UserError`."""
+        """Build from keywords; where a tuple belongs, any sequence or a single value will do.
+
+        Raises:
+            UserError: an unknown name, or a value that cannot be.
+        """
         known = {field.name for field in fields(cls)}
         for name in settings:
             if name not in known:
                 raise UserError(f"unknown setting {name!r} of evaluate", near_names(name, known))
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list | range) else value
-            for name, value in settings.items()
-        }
+        values = dict(settings)
+        for name in SEQUENCES:
+            value = values.get(name)
+            if value is not None:
+                values[name] = (value,) if isinstance(value, str | int) else tuple(value)
         return cls(**values)
 
 
@@ -132,19 +140,23 @@ def evaluate(
     started = time.perf_counter()
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
     task = load_task(task) if isinstance(task, str) else task
-    for corruption in config.corruptions:
-        if corruption not in task.corruptions:
-            raise UserError(
-                f"task {task.name!r} has no corruption {corruption!r}",
-                near_names(corruption, task.corruptions),
-            )
-
-    dataset, template, notes = _dataset(loaded, task, config)
+    inputs = model_inputs(
+        loaded,
+        task,
+        split=config.split,
+        n=config.n,
+        corruptions=config.corruptions,
+        template=config.template,
+        shots=config.shots,
+        seed=config.seed,
+    )
+    dataset = inputs.dataset
     batches = [
         controls.with_partner(batch)
         for batch in make_batches(dataset, config.batch_size, config.corruptions)
     ]
     positions = config.positions or default_positions(dataset)
+    _check_positions(batches, positions)
     sites = select_sites(loaded.hook_map, config.components, config.layers, positions)
     probe(loaded, {(site.layer, site.component) for site in sites})
     plan = _plan(loaded.hook_map, sites, config)
@@ -167,8 +179,8 @@ def evaluate(
         seconds=time.perf_counter() - started,
         engine=engine,
         command=command,
-        notes=[*loaded.notes, *loaded.hook_map.notes, *notes],
-        template=template,
+        notes=[*loaded.notes, *loaded.hook_map.notes, *inputs.notes],
+        template=inputs.template,
     )
     return Result.from_rows(
         rows,
@@ -218,52 +230,12 @@ def select_sites(
     return sites
 
 
-def _dataset(
-    loaded: "LoadedModel", task: "Task", config: EvaluateConfig
-) -> tuple["Dataset", str, list[str]]:
-    """Return the examples in the model's own token ids, their template, and notes for the user."""
-    template = config.template
-    if template == "auto" and loaded.tokenizer is None:
-        template = "symbolic"
-    if template == "symbolic":
-        if config.shots:
-            raise UserError("shots need a tokenizer", "drop --shots, or name a --template")
-        if loaded.vocab_size < task.vocab_size:
-            raise UserError(
-                f"task {task.name!r} has {task.vocab_size} tokens, the model {loaded.vocab_size} "
-                "and no tokenizer",
-                "pass --tokenizer, or make the task's vocabulary smaller with --set",
-            )
-        dataset = task.dataset(config.split, config.n)
-        longest = max(map(len, dataset["input_ids"]))
-        if loaded.max_positions is not None and longest > loaded.max_positions:
-            raise UserError(
-                f"task {task.name!r} has documents of {longest} tokens, the model takes "
-                f"{loaded.max_positions}",
-                "make the task's documents shorter with --set",
-            )
-        return dataset, template, []
-    if loaded.tokenizer is None:
-        raise UserError(
-            f"template {template!r} needs a tokenizer, and the model has none", "pass --tokenizer"
-        )
-    from patchbench.tasks.rendering import RenderConfig, Renderer
-
-    renderer = Renderer(
-        task,
-        loaded.tokenizer,
-        RenderConfig(template=cast(Any, template), shots=config.shots),
-        max_positions=loaded.max_positions,
-        seed=config.seed,
-    )
-    dataset = renderer.dataset(config.split, config.n)
-    largest = max(map(max, dataset["input_ids"]))
-    if largest >= loaded.vocab_size:
-        raise UserError(
-            f"the tokenizer gives token {largest}, the model knows {loaded.vocab_size}",
-            "pass the --tokenizer that the model was trained with",
-        )
-    return dataset, renderer.template, renderer.notes
+def _check_positions(batches: Sequence[Batch], positions: Sequence[str]) -> None:
+    """Raise `UserError` for a position that no example has: it would be missing without a word."""
+    for text in positions:
+        position = Position.parse(text)
+        if not any((batch.locate(position) >= 0).any() for batch in batches):
+            raise UserError(f"no example has a token at {text!r}", "leave it out of --positions")
 
 
 def _plan(hook_map: "HookMap", sites: list[Site], config: EvaluateConfig) -> list[Intervention]:

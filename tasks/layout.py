@@ -87,26 +87,3 @@ def has_pairs(task: "Task") -> bool:
 def _after(mask: np.ndarray) -> np.ndarray:
     """Return whether the symbol before is in the mask."""
     return np.concatenate([[False], mask[:-1]])
-
-
-def join(*parts: Ragged) -> Ragged:
-    """Return rows that are the parts' rows one after the other."""
-    lengths = np.sum([part.lengths for part in parts], axis=0)
-    joined = Ragged(np.empty(int(lengths.sum()), np.int64), lengths)
-    start = joined.starts
-    for part in parts:
-        joined.values[start[part.rows] + part.positions] = part.values
-        start = start + part.lengths
-    return joined
-
-
-def take(rows: Ragged, index: np.ndarray) -> Ragged:
-    """Return the rows of the given numbers, in their order."""
-    lengths = rows.lengths[index]
-    taken = Ragged(np.empty(int(lengths.sum()), np.int64), lengths)
-    return taken.with_values(rows.values[rows.starts[index][taken.rows] + taken.positions])
-
-
-def repeat(row: tuple[int, ...], count: int) -> Ragged:
-    """Return `count` equal rows."""
-    return Ragged(np.tile(np.array(row, np.int64), count), np.full(count, len(row)))

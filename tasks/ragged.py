@@ -5,6 +5,7 @@ Use:
     tokens = Ragged(np.array([1, 2, 3]), np.array([2, 1]))   # [[1, 2], [3]]
     tokens.rows, tokens.positions                            # [0, 0, 1], [0, 1, 0]
     tokens.at(np.array([1, 0]))                              # [2, 3]
+    join(tokens, repeat((9,), 2))                            # [[1, 2, 9], [3, 9]]
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ class Ragged:
     """A list of rows.
 
     Attributes:
-        values: all rows, one after the other.
-        lengths: of each row.
+        values: all rows, one after the other: (sum of lengths,).
+        lengths: of each row: (rows,).
     """
 
     values: np.ndarray
@@ -87,3 +88,26 @@ class Ragged:
         return pa.ListArray.from_arrays(
             pa.array(self.offsets.astype(np.int32)), pa.array(self.values.astype(np.int32))
         )
+
+
+def join(*parts: Ragged) -> Ragged:
+    """Return rows that are the parts' rows one after the other."""
+    lengths = np.sum([part.lengths for part in parts], axis=0)
+    joined = Ragged(np.empty(int(lengths.sum()), np.int64), lengths)
+    start = joined.starts
+    for part in parts:
+        joined.values[start[part.rows] + part.positions] = part.values
+        start = start + part.lengths
+    return joined
+
+
+def take(rows: Ragged, index: np.ndarray) -> Ragged:
+    """Return the rows of the given numbers, in their order."""
+    lengths = rows.lengths[index]
+    taken = Ragged(np.empty(int(lengths.sum()), np.int64), lengths)
+    return taken.with_values(rows.values[rows.starts[index][taken.rows] + taken.positions])
+
+
+def repeat(row: tuple[int, ...], count: int) -> Ragged:
+    """Return `count` equal rows."""
+    return Ragged(np.tile(np.array(row, np.int64), count), np.full(count, len(row)))

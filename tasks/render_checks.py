@@ -1,6 +1,8 @@
-"""What is checked of rendered prompts, and what fits when they do not.
+"""What is checked of rendered prompts: finished ones, whose layout it knows nothing of.
 
-`check_rendered` reads finished prompts only and knows nothing of how they were laid out.
+Use:
+
+    check_rendered(examples, rendered, token_of, pieces)    # raises, or all is well
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +16,6 @@ from patchbench.tasks.words import encode
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from patchbench.tasks.base import Task
 
 _SAMPLE = 32
 
@@ -133,32 +134,3 @@ def count_other_tokens(
     ]
     again = encode(tokenizer, [str(tokenizer.decode(prompt)) for prompt in prompts])
     return len(prompts), sum(a != b for a, b in zip(prompts, again, strict=True))
-
-
-def largest_that_fits(
-    task: "Task", examples: Examples, longest: list[int], max_positions: int, pieces: Pieces
-) -> str:
-    """Return the largest setting with which no prompt is longer than the model can read.
-
-    Args:
-        task: the task.
-        examples: its symbolic rows.
-        longest: the longest prompt with 0, 1, … shots; the last is too long.
-        max_positions: what the model can read.
-        pieces: what is written between words.
-    """
-    if longest[0] <= max_positions:
-        shots = max(i for i, length in enumerate(longest) if length <= max_positions)
-        return f"the largest that fits is shots={shots}"
-    excess, without = longest[0] - max_positions, " with shots=0" if len(longest) > 1 else ""
-    config = vars(task.config)
-    if "num_pairs" in config:
-        a_pair = 2 + len(pieces.joiner) + len(pieces.line)
-        pairs = config["num_pairs"] - -(-excess // a_pair)
-        if pairs >= 1:
-            return f"the largest that fits is num_pairs={pairs}{without}"
-    if "max_sentence_length" in config:
-        sentence = int((examples.roles["divider"] - examples.roles["bos"] - 1).max()) - excess
-        if sentence >= config["min_length"]:
-            return f"the largest that fits is max_sentence_length={sentence}{without}"
-    return "the task's shortest document is too long; choose another model"

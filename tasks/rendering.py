@@ -23,10 +23,11 @@ import numpy as np
 
 from patchbench.common import UserError, near_names
 from patchbench.tasks.example import Corruption, Examples, features
-from patchbench.tasks.layout import Layout, has_pairs, join, lay_out, repeat, take
-from patchbench.tasks.ragged import Ragged
+from patchbench.tasks.fitting import longest_context, shorter_documents
+from patchbench.tasks.layout import Layout, has_pairs, lay_out
+from patchbench.tasks.ragged import Ragged, join, repeat, take
 from patchbench.tasks.reading import read_examples
-from patchbench.tasks.render_checks import check_rendered, count_other_tokens, largest_that_fits
+from patchbench.tasks.render_checks import check_rendered, count_other_tokens
 from patchbench.tasks.shots import POOL_ROWS, choose_shots
 from patchbench.tasks.templates import TEMPLATES, Pieces, find_pieces
 from patchbench.tasks.words import Word, assign_words, find_words
@@ -190,11 +191,22 @@ class Renderer:
                 raise UserError(
                     f"the longest prompt has {longest[-1]} tokens, the model reads "
                     f"{self._max_positions}",
-                    largest_that_fits(
-                        self._task, examples, longest, self._max_positions, self._pieces
-                    ),
+                    self._largest_that_fits(longest, self._max_positions, examples),
                 )
         return fronts[-1]
+
+    def _largest_that_fits(self, longest: list[int], room: int, examples: Examples) -> str:
+        """Return the remedy, given the longest prompt with 0, 1, … shots."""
+        if longest[0] <= room:
+            shots = max(i for i, length in enumerate(longest) if length <= room)
+            return f"the largest that fits is shots={shots}"
+        return shorter_documents(
+            self._task,
+            excess=longest[0] - room,
+            pair=2 + len(self._pieces.joiner) + len(self._pieces.line),
+            context=longest_context(examples),
+            where=" with shots=0" if len(longest) > 1 else "",
+        )
 
     def _note_other_tokens(self, rendered: Examples) -> None:
         sampled, other = count_other_tokens(self._tokenizer, rendered, len(self._pieces.prefix))

@@ -11,13 +11,14 @@ Use:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from patchbench.common import UserError
+from patchbench.tasks.fitting import fewer_symbols
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -132,7 +133,7 @@ def assign_words(task: "Task", words: Sequence[Word]) -> tuple[np.ndarray, dict[
         raise UserError(
             f"task {task.name!r} needs {len(named) + len(ranked)} single-token words, "
             f"the tokenizer has {len(words)}",
-            _largest_that_fits(task, len(free), len(ranked)),
+            fewer_symbols(task, room=len(free), needed=len(ranked)),
         )
     pairs = zip(sorted(ranked), free, strict=False)
     chosen = {**named, **{symbol: word for (_, symbol), word in pairs}}
@@ -140,22 +141,3 @@ def assign_words(task: "Task", words: Sequence[Word]) -> tuple[np.ndarray, dict[
     for symbol, word in chosen.items():
         tokens[symbol] = word.token
     return tokens, {symbol: word.text for symbol, word in chosen.items()}
-
-
-def _largest_that_fits(task: "Task", free: int, needed: int) -> str:
-    """Return the settings that make the symbols no more than the `free` words."""
-    config: Mapping[str, Any] = vars(task.config)
-    if "num_keys" in config and "num_values" in config:
-        fewer, half = min(config["num_keys"], config["num_values"]), free // 2
-        small = min(fewer, half)
-        sizes = {"num_keys": small, "num_values": small}
-        # The smaller kind may stay as it is, and leaves room to the larger.
-        larger = "num_keys" if config["num_keys"] > config["num_values"] else "num_values"
-        sizes[larger] = min(config[larger], free - small)
-        if small > config.get("num_pairs", 1):
-            return "the largest that fits is " + ",".join(f"{k}={v}" for k, v in sizes.items())
-    if "num_terminals" in config:
-        largest = free - (needed - config["num_terminals"])
-        if largest >= 2:
-            return f"the largest that fits is num_terminals={largest}"
-    return "choose a task with a smaller vocabulary, or a model with a larger one"

@@ -25,6 +25,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
+    temporary.chmod(0o644)  # mkstemp's files are their owner's alone
     try:
         yield temporary
         _flush(temporary)
@@ -62,8 +63,15 @@ def fresh_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Pa
 
 
 def check_writable(path: str | Path, *, overwrite: bool = False) -> None:
-    """Raise `UserError` when `path` could not be created; call it before the long work."""
+    """Check that `path` can be created; call it before the long work.
+
+    Raises:
+        UserError: it exists and `overwrite` is false, it is what one stands in, or its folder
+            cannot be written.
+    """
     path = Path(path)
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise UserError(f"{path} is the working directory or above it", "choose another --out")
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
     parent = path.parent

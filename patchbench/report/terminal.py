@@ -38,7 +38,8 @@ WIDTH = 80
 MOST_COLUMNS = 5
 
 
-def _console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console of at most `WIDTH` columns."""
     console = Console(stderr=stderr, highlight=False)
     console.width = min(console.width, WIDTH)
     return console
@@ -52,8 +53,12 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback (done, total) that draws a bar with rate and time left on stderr."""
-    if quiet:
+    """Yield a callback (done, total) that draws a bar with rate and time left on stderr.
+
+    Where stderr is no terminal, a file for example, there is no bar.
+    """
+    console = make_console(stderr=True)
+    if quiet or not console.is_terminal:
         yield None
         return
     columns = (
@@ -63,26 +68,27 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], No
         _Rate(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
 @contextmanager
 def spinner(label: str, *, quiet: bool) -> Iterator[None]:
-    """Show that something of unknown length is under way, on stderr."""
-    if quiet:
+    """Show that something of unknown length is under way, on stderr if that is a terminal."""
+    console = make_console(stderr=True)
+    if quiet or not console.is_terminal:
         yield
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         progress.add_task(escape(label), total=None)
         yield
 
 
 def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool = False) -> None:
     """Print dicts with equal keys as a table, or as JSON."""
-    console = _console()
+    console = make_console()
     if as_json:
         console.print_json(json.dumps(list(rows)))
         return
@@ -110,9 +116,9 @@ def print_sites(loaded: "LoadedModel", *, as_json: bool = False) -> None:
         content = [
             {"layer": layer, "components": names} for layers, names in groups for layer in layers
         ]
-        _console().print_json(json.dumps(content))
+        make_console().print_json(json.dumps(content))
         return
-    console = _console()
+    console = make_console()
     console.print(f"{escape(loaded.name)}  ({hook_map.origin}: {escape(hook_map.model_type)})")
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("layers", no_wrap=True)
@@ -130,11 +136,11 @@ def print_sites(loaded: "LoadedModel", *, as_json: bool = False) -> None:
 
 def print_result(result: "Result", *, quiet: bool = False) -> None:
     """Print what was run, the gate, the controls and Attrib by layer × position."""
-    console = _console()
+    console = make_console()
     summary = result.summary
     model, task = summary["model"], summary["task"]
     console.print(
-        f"[bold]{escape(model['name'])}[/]  {model['num_parameters'] / 1e6:.1f} M parameters, "
+        f"[bold]{escape(model['name'])}[/]  {_count(model['num_parameters'])} parameters, "
         f"{model['dtype']}, {model['device']}"
     )
     console.print(
@@ -204,6 +210,14 @@ def _cell(estimate: "Estimate | None") -> Text:
 def _two_digits(value: float) -> str:
     """Format without the sign of a negative zero."""
     return f"{round(value, 2) + 0.0:.2f}"
+
+
+def _count(number: int) -> str:
+    """Format as 134.5 M or 52.3 k."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)
 
 
 def _interval(estimate: dict[str, float]) -> str:

@@ -12,27 +12,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import rich.box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from patchbench.report.terminal import WIDTH, print_result
+from patchbench.report.terminal import make_console, print_result
 
 if TYPE_CHECKING:
     from patchbench.training import Progress as Callback
     from patchbench.training import Trained
 
 
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    console.width = min(console.width, WIDTH)
-    return console
-
-
 @contextmanager
 def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
-    """Yield a callback for `train` that draws on stderr."""
-    if quiet:
+    """Yield a callback for `train` that draws on stderr, if that is a terminal."""
+    console = make_console(stderr=True)
+    if quiet or not console.is_terminal:
         yield None
         return
     columns = (
@@ -43,7 +37,7 @@ def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
         TimeRemainingColumn(),
         TextColumn("{task.fields[known]}"),
     )
-    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         bars: dict[float, Any] = {}
 
         def show(rate: float, done: int, total: int, known: dict[str, float]) -> None:
@@ -64,7 +58,7 @@ def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
 
 def print_trained(trained: "Trained", *, quiet: bool = False) -> None:
     """Print how the training went, then the Result on test."""
-    console = _console()
+    console = make_console()
     console.print(
         f"trained {trained.steps} steps with learning rate {trained.rate:g}"
         + (f"; {trained.stopped}" if trained.stopped else "")

@@ -154,7 +154,9 @@ def test_select_sites_takes_layers_and_components_that_exist():
         {"batch_size": 0},
         {"shots": -1},
         {"positions": []},
+        {"n": True},
         {"positions": ["value", "value"]},
+        {"positions": ["value", "value+0"]},
         {"directions": ["up"]},
         {"resamples": 1},
         {"nn": 3},
@@ -164,3 +166,26 @@ def test_select_sites_takes_layers_and_components_that_exist():
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(pb.UserError):
         EvaluateConfig.of(settings)
+
+
+def test_one_name_stands_for_a_sequence_of_one():
+    single = EvaluateConfig.of({"corruptions": "swap", "layers": 1, "positions": "value+1"})
+    assert single == EvaluateConfig(corruptions=("swap",), layers=(1,), positions=("value+1",))
+    assert EvaluateConfig.of({"layers": np.arange(2)}).layers == (0, 1)
+    assert EvaluateConfig.of({"layers": None, "positions": None}) == EvaluateConfig()
+
+
+@pytest.mark.parametrize("position", ["answer+5", "key-9", "bos-1"])
+def test_a_position_that_no_example_has_is_refused(task, position):
+    with pytest.raises(pb.UserError, match=f"no example has a token at '{position[:3]}"):
+        pb.evaluate(tiny("gpt2"), task, n=4, positions=["key", position])
+
+
+def test_a_position_that_some_examples_lack_is_measured_on_the_others():
+    trees = pb.load_task("atr/easy")
+    result = pb.evaluate(tiny("mamba"), trees, n=48, layers=[1], positions=["key", "key-6"])
+    have = sum(row["roles"]["key"] >= 6 for row in trees.dataset("test", 48))
+    assert 0 < have < 48
+    assert result.attrib("L1.block_input@key").n == 48
+    assert result.attrib("L1.block_input@key-6").n == have
+    assert any(f"at most {48 - have} examples" in note for note in result.provenance["notes"])

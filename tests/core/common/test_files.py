@@ -1,0 +1,82 @@
+"""Files and folders appear whole or not at all, and nobody's work is lost."""
+
+import os
+import stat
+
+import pytest
+
+from patchbench.common import UserError, atomic_write, fresh_directory
+from patchbench.common.files import check_writable
+
+
+def interrupted(path):
+    """Write half of something."""
+    path.write_text("ne")
+    raise KeyboardInterrupt
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with atomic_write(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
+        interrupted(temporary)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "some" / "run"
+    with fresh_directory(path) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "a.txt").write_text("new")
+        assert not path.exists()
+    assert (path / "inner" / "a.txt").read_text() == "new"
+    assert os.listdir(path.parent) == ["run"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_failed_folder_leaves_the_old_one(tmp_path, overwrite):
+    path = tmp_path / "run"
+    if overwrite:
+        path.mkdir()
+        (path / "old.txt").write_text("precious")
+    with pytest.raises(KeyboardInterrupt), fresh_directory(path, overwrite=overwrite) as temporary:
+        interrupted(temporary / "a.txt")
+    assert os.listdir(tmp_path) == (["run"] if overwrite else [])
+    assert not overwrite or (path / "old.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("where", [".", "..", "/"])
+def test_what_one_stands_in_is_never_replaced(tmp_path, monkeypatch, where):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "mine.txt").write_text("precious")
+    monkeypatch.chdir(tmp_path / "project")
+    with (
+        pytest.raises(UserError, match="working directory"),
+        fresh_directory(where, overwrite=True),
+    ):
+        pass
+    assert (tmp_path / "project" / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("there", "exists: .*--overwrite"), ("file/below", "cannot be written: .*file")],
+)
+def test_an_impossible_place_is_told_before_the_work(tmp_path, path, says):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=says):
+        check_writable(tmp_path / path)
+    assert sorted(os.listdir(tmp_path)) == ["file", "there"]

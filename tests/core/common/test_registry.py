@@ -1,0 +1,65 @@
+"""Names to things: lazy, with near names, and safe from broken plugins."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from patchbench.common import Registry, UserError
+from patchbench.common import registry as module
+
+
+def point(name, load):
+    return SimpleNamespace(name=name, value=f"package:{name}", load=load)
+
+
+def broken():
+    raise ImportError("no module named theirs")
+
+
+@pytest.fixture
+def plugins(monkeypatch):
+    """Three entry points: one good, one broken, one with a name that is taken."""
+    points = [point("theirs", lambda: 3), point("broken", broken), point("own", lambda: "stolen")]
+    monkeypatch.setattr(
+        module, "entry_points", lambda group: points if group == "patchbench.things" else []
+    )
+
+
+def test_a_target_is_imported_when_it_is_asked_for():
+    things = Registry("thing")
+    sys.modules.pop("colorsys", None)
+    things.add("lazy", "colorsys:rgb_to_hsv")
+    assert "lazy" in things
+    assert list(things) == ["lazy"]
+    assert "colorsys" not in sys.modules
+    assert things["lazy"](0, 0, 0) == (0, 0, 0)
+
+
+def test_the_decorator_returns_what_it_registers():
+    things = Registry("thing")
+
+    @things.register("mine")
+    class Mine:
+        pass
+
+    assert things["mine"] is Mine
+    assert len(things) == 1
+
+
+def test_unknown_and_double_names():
+    things = Registry("thing")
+    things.add("mamba", 1)
+    things.add("mamba", 1)  # the same again is no mistake
+    with pytest.raises(UserError, match="unknown thing 'mambo': did you mean 'mamba'"):
+        things["mambo"]
+    with pytest.raises(UserError, match="thing 'mamba' is registered twice"):
+        things.add("mamba", 2)
+
+
+def test_a_broken_plugin_warns_and_the_others_are_there(plugins):
+    things = Registry("thing", entry_points="patchbench.things")
+    things.add("own", 1)
+    with pytest.warns(UserWarning, match=r"package:broken.*skipped: ImportError: no module"):
+        assert list(things) == ["own", "theirs"]
+    assert (things["theirs"], things["own"]) == (3, 1)
