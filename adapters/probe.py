@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from patchbench.adapters.hook_map import HookMap, HookPoint
 from patchbench.adapters.hooking import Function, attach
+from patchbench.adapters.running import explained, in_own_precision
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def _logits(
         for point, function in hooks:
             module = loaded.hook_map.module(model, point)
             stack.callback(attach(module, point.io, function).remove)
+        stack.enter_context(explained(loaded.name, tokens))
         output = model(input_ids=tokens, **({"use_cache": False} if takes_cache else {}))
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:2] != tokens.shape:
@@ -268,7 +270,7 @@ def _scoring(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_own_precision(model):
             yield
     finally:
         for module, training in modes:

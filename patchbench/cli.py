@@ -7,7 +7,9 @@ asked (one line), 1 for a bug or a failed control, 130 when interrupted.
 
 import json
 import os
+import re
 import shlex
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,9 @@ from patchbench.common.files import check_writable
 
 # Typer carries its own click since 0.29 and used the installed one before: ask it for the class.
 INTERRUPTED = 130
+MOST_THREADS = 1024
+# Four digits: no model has more layers, and a range of them fits into memory.
+_LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
@@ -129,7 +134,7 @@ def evaluate(
     }
     changes = _overrides(overrides)
     if out is not None:
-        check_writable(out, overwrite=overwrite)
+        check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
     _calm_libraries()
     _set_threads(threads)
     from patchbench.evaluation import EvaluateConfig
@@ -149,14 +154,20 @@ def evaluate(
         result = patchbench.evaluate(
             loaded, loaded_task, progress=progress, command=_command_line(), **config
         )
+    failure = None
     if out is not None:
-        result.save(out, overwrite=overwrite)
+        try:
+            result.save(out, overwrite=overwrite)
+        except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
+            failure = error
     if as_json:
         typer.echo(json.dumps(result.summary, indent=2))
     else:
         terminal.print_result(result, quiet=quiet)
-        if out is not None:
+        if out is not None and failure is None:
             typer.echo(f"written: {out}")
+    if failure is not None:
+        raise failure
 
 
 @tasks_app.callback(invoke_without_command=True)
@@ -244,11 +255,14 @@ def _layers(text: str | None) -> list[int] | None:
         return None
     layers: list[int] = []
     for part in _names(text):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        match = _LAYERS.fullmatch(part)
+        if match is None:
             raise UserError(f"--layers {text!r} is not a list of layers", "for example 0,3-5")
-        layers += range(int(first), int(last if dash else first) + 1)
-    return sorted(set(layers))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UserError(f"--layers {text!r} counts down", f"write {last}-{first}")
+        layers += range(first, last + 1)
+    return sorted(layers)
 
 
 def _overrides(pairs: list[str] | None) -> dict[str, Any]:
@@ -258,9 +272,11 @@ def _overrides(pairs: list[str] | None) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise UserError(f"--set {pair!r} is not NAME=VALUE", "for example --set num_pairs=4")
+        if name in values:
+            raise UserError(f"{name} is set twice", "set each name once")
         try:
             values[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # the second of brackets nested by the thousand
             values[name] = text
     return values
 
@@ -273,8 +289,8 @@ def _set_threads(threads: int | None) -> None:
     if threads is not None:
         import torch
 
-        if threads < 1:
-            raise UserError(f"--threads {threads}", "at least 1 is needed")
+        if not 1 <= threads <= MOST_THREADS:
+            raise UserError(f"--threads {threads}", f"at least 1 is needed, at most {MOST_THREADS}")
         torch.set_num_threads(threads)
 
 
@@ -289,6 +305,16 @@ def _calm_libraries() -> None:
 
 def main() -> None:
     """Run the command line; the console script's entry point."""
+    # To be asked to end is to be interrupted: what is half-written has to go in either case.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        code = _run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # typer turns Ctrl-C into an exit of its own
@@ -301,7 +327,7 @@ def main() -> None:
         code = _fail(getattr(error, "format_message")() or "see patchbench --help", 2)  # noqa: B009
     except ControlError as error:
         code = _fail(str(error), 1)
-    sys.exit(code)
+    return int(code or 0)
 
 
 def _fail(message: str, code: int) -> int:

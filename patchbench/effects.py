@@ -105,9 +105,13 @@ def attribs(
     for site in wanted:
         if site not in known:
             raise UserError(f"no rows for site {site!r}", near_names(site, known))
-    patched, base, source = (
-        chosen[f"{metric}_{run}"].to_numpy() for run in ("patched", "base", "source")
-    )
+    runs = [chosen[f"{metric}_{run}"].to_numpy() for run in ("patched", "base", "source")]
+    present = np.isfinite if metric == "logit_diff" else np.ones_like
+    if not all(np.isfinite(values[present(values).astype(bool)]).all() for values in runs):
+        raise UserError(
+            f"{metric} is not finite in some rows", "the model excludes the answer there; use 'p'"
+        )
+    patched, base, source = runs
     shape = (example.max() + 1, len(known))
     numerator, denominator = np.full(shape, np.nan), np.full(shape, np.nan)
     numerator[example, columns] = patched - base

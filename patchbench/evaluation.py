@@ -10,8 +10,9 @@ exchanged. The rows of all that are the Result; everything reported is computed 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from patchbench.inputs import model_inputs
 from patchbench.interventions import Direction, Intervention
 from patchbench.results import Result, collect_provenance
 from patchbench.sites import Position, Site
+from patchbench.tasks.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -37,6 +39,19 @@ DEFAULT_POSITIONS = ("key", "value", "value+1", "query")
 # The read-out: the last token of the prompt. It is the query unless a template puts tokens between.
 READ_OUT = "answer-1"
 SEQUENCES = ("corruptions", "directions", "components", "layers", "positions")
+
+SYMBOLIC = "symbolic"
+# The smallest and the largest value of a setting. More examples than that narrow no interval that
+# anybody reads, and do not fit into memory.
+_BOUNDS: Mapping[str, tuple[int, int | None]] = {
+    "n": (1, 100_000),
+    "batch_size": (1, None),
+    "shots": (0, None),
+    "seed": (0, None),
+    "resamples": (100, 100_000),
+}
+_OPTIONAL = ("layers", "positions")
+_ITEMS = {Integral: "integers", str: "names"}
 
 Progress = Callable[[int, int], None]
 
@@ -71,26 +86,42 @@ class EvaluateConfig:
     resamples: int = 2000
 
     def __post_init__(self) -> None:
-        for name, least in (("n", 1), ("batch_size", 1), ("shots", 0), ("seed", 0)):
+        for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
-        if self.resamples < 100:
-            raise UserError(f"resamples={self.resamples}", "at least 100 make an interval")
+            if most is not None and value > most:
+                raise UserError(f"{name}={value}", f"at most {most:,} are possible")
+        for name in ("split", "engine", "template"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name}={getattr(self, name)!r}", "a word is needed")
         for name in SEQUENCES:
             value = getattr(self, name)
-            if value is not None and not value:
+            if value is None and name in _OPTIONAL:
+                continue
+            kind = Integral if name == "layers" else str
+            if not isinstance(value, tuple) or any(
+                isinstance(item, bool) or not isinstance(item, kind) for item in value
+            ):
+                raise UserError(f"{name}={value!r}", f"a list of {_ITEMS[kind]} is needed")
+            if not value:
                 raise UserError(f"{name} is empty", "name at least one")
-            if value is not None and len(set(value)) != len(value):
+            if len(set(value)) != len(value):
                 raise UserError(f"{name}={list(value)} names one twice", "name each once")
+        places = [Position.parse(position) for position in self.positions or ()]
+        if len(set(places)) != len(places):
+            raise UserError(
+                f"positions={list(self.positions or ())} names one twice", "name each once"
+            )
+        if self.engine not in ENGINES:
+            raise UserError(f"unknown engine {self.engine!r}", near_names(self.engine, ENGINES))
+        if self.template not in (known := ("auto", SYMBOLIC, *TEMPLATES)):
+            raise UserError(f"unknown template {self.template!r}", near_names(self.template, known))
         for direction in self.directions:
             if direction not in DIRECTIONS:
                 raise UserError(
                     f"unknown direction {direction!r}", near_names(direction, DIRECTIONS)
                 )
-        places = [Position.parse(position) for position in self.positions or ()]
-        if len(set(places)) != len(places):
-            raise UserError(f"positions={list(self.positions or ())}", "name each position once")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "EvaluateConfig":
@@ -100,14 +131,16 @@ class EvaluateConfig:
             UserError: an unknown name, or a value that cannot be.
         """
         known = {field.name for field in fields(cls)}
-        for name in settings:
+        values: dict[str, Any] = {}
+        for name, value in settings.items():
             if name not in known:
                 raise UserError(f"unknown setting {name!r} of evaluate", near_names(name, known))
-        values = dict(settings)
-        for name in SEQUENCES:
-            value = values.get(name)
-            if value is not None:
-                values[name] = (value,) if isinstance(value, str | int) else tuple(value)
+            values[name] = value
+            if name in SEQUENCES:
+                if isinstance(value, str | int):
+                    values[name] = (value,)
+                elif isinstance(value, Iterable):
+                    values[name] = tuple(value)
         return cls(**values)
 
 

@@ -33,6 +33,8 @@ __all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
 
 SCHEMA = "patchbench/result"
 VERSION = 1
+# What everything that shows a Result relies on.
+_SUMMARY = ("model", "task", "n", "accuracy", "accuracy_in_context", "floor", "runs")
 _JSON, _ROWS = "result.json", "rows.parquet"
 
 
@@ -169,12 +171,18 @@ class Result:
         path = directory / _ROWS
         if not path.is_file():
             raise UserError(f"{directory}: {_ROWS} is missing", "the folder is damaged")
-        if _digest(path) != content["rows"]["sha256"]:
+        if _digest(path) != content["rows"].get("sha256"):
             raise UserError(
                 f"{path} is not the file that {_JSON} describes",
                 "the folder is damaged or was edited: run the evaluation again",
             )
-        rows = pq.read_table(path)
+        try:
+            rows = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(
+                f"{path} cannot be read ({reason})", "run the evaluation again"
+            ) from None
         if not rows.schema.equals(ROW_SCHEMA):
             raise UserError(
                 f"{path} has other columns than version {VERSION}", "run the evaluation again"
@@ -203,15 +211,17 @@ class Result:
 
 
 def _read_json(directory: Path) -> dict[str, Any]:
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a folder", "name the folder of a Result")
     path = directory / _JSON
-    if not path.is_file():
-        raise UserError(f"{directory} is not a Result", f"it has no {_JSON}")
     try:
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a folder", "name the folder of a Result")
+        if not path.is_file():
+            raise UserError(f"{directory} is not a Result", f"it has no {_JSON}")
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged", str(error)) from None
+    except UserError:
+        raise
+    except (ValueError, RecursionError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error})", "run the evaluation again") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise UserError(f"{path} is not a Result", f'it lacks "schema": "{SCHEMA}"')
     version = content.get("version")
@@ -222,6 +232,9 @@ def _read_json(directory: Path) -> dict[str, Any]:
     for name in ("config", "provenance", "summary", "rows"):
         if not isinstance(content.get(name), dict):
             raise UserError(f"{path} is damaged", f"it lacks {name!r}")
+    for name in _SUMMARY:
+        if name not in content["summary"]:
+            raise UserError(f"{path} is damaged", f"its summary lacks {name!r}")
     return content
 
 

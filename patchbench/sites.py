@@ -19,7 +19,7 @@ from patchbench.common import UserError
 # In the order in which a document has them; other roles (a task's own) sort behind.
 ROLES = ("bos", "key", "value", "divider", "query", "answer")
 
-_POSITION = re.compile(r"(?P<role>[A-Za-z_][A-Za-z0-9_]*)(?P<offset>[+-]\d+)?")
+_POSITION = re.compile(r"(?P<role>[A-Za-z_][A-Za-z0-9_]*)(?P<offset>[+-]\d{1,9})?")
 _SITE = re.compile(
     r"(?:L(?P<layer>\d+)\.)?(?P<component>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<head>\d+)\])?"
     r"@(?P<position>.+)"

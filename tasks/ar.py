@@ -24,7 +24,7 @@ from patchbench.tasks.example import Examples
 from patchbench.tasks.held_out import HeldOutPairs
 from patchbench.tasks.ragged import Ragged
 from patchbench.tasks.sampling import draw_distinct
-from patchbench.tasks.settings import check_at_least, check_share
+from patchbench.tasks.settings import MOST_TOKENS, check_at_least, check_at_most, check_share
 
 if TYPE_CHECKING:
     import datasets
@@ -55,6 +55,7 @@ class ARConfig:
     def __post_init__(self) -> None:
         check_at_least(1, num_pairs=self.num_pairs)
         check_at_least(2, num_keys=self.num_keys, num_values=self.num_values)
+        check_at_most(MOST_TOKENS, num_keys=self.num_keys, num_values=self.num_values)
         check_share(held_out=self.held_out)
         largest = min(self.num_keys, self.num_values) - 1
         if self.num_pairs > largest:

@@ -45,7 +45,7 @@ from patchbench.tasks.held_out import HeldOutPairs
 from patchbench.tasks.queries import QUERY_KINDS, Pairs, QueryKind, choose, eligible, rightmost
 from patchbench.tasks.ragged import Ragged
 from patchbench.tasks.sampling import generator
-from patchbench.tasks.settings import check_at_least, check_share
+from patchbench.tasks.settings import MOST_TOKENS, check_at_least, check_at_most, check_share
 from patchbench.tasks.trees import Forest, Headedness, grow
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class ATRConfig(GrammarConfig):
         check_share(held_out=self.held_out)
         check_at_least(2, min_length=self.min_length)
         check_at_least(self.min_length, max_sentence_length=self.max_sentence_length)
+        check_at_most(MOST_TOKENS, max_sentence_length=self.max_sentence_length)
         check_at_least(0, grammar_seed=self.grammar_seed or 0)
         for kind in self.query_kinds:
             if kind not in QUERY_KINDS:

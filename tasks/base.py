@@ -32,6 +32,8 @@ FIRST_SYMBOL = 3
 GENERATOR_VERSION = "1.0.0"
 
 SPLITS: Mapping[str, int] = {"train": 100_032, "dev": 1024, "test": 1024}
+# They would take some 10 GB of disk.
+MOST_ROWS = 10_000_000
 # Streams 0 and 1 belong to the grammar and to the held-out pairs.
 _STREAMS = {"train": 2, "dev": 3, "test": 4}
 
@@ -256,6 +258,8 @@ class Task(ABC):
             return SPLITS[split]
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise UserError(f"n={n!r}", "at least 1 row is needed")
+        if n > MOST_ROWS:
+            raise UserError(f"n={n}", f"at most {MOST_ROWS:,} rows are made")
         return int(n)
 
     def decode(self, input_ids: Sequence[int]) -> str:

@@ -19,9 +19,13 @@ import numpy as np
 
 from patchbench.common import UserError
 from patchbench.tasks.sampling import Categoricals
-from patchbench.tasks.settings import check_at_least
+from patchbench.tasks.settings import MOST_TOKENS, check_at_least, check_at_most
 
 Heads = Literal["dirichlet", "private", "uniform"]
+
+
+# Of the tables of rules and of heads.
+_MOST_ENTRIES = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,15 @@ class GrammarConfig:
             max_depth=self.max_depth,
         )
         check_at_least(2, num_terminals=self.num_terminals, max_rhs_length=self.max_rhs_length)
+        check_at_most(MOST_TOKENS, num_terminals=self.num_terminals)
+        rules = self.num_nonterminals * self.max_rules * self.max_rhs_length
+        heads = self.num_nonterminals * self.num_terminals
+        if max(rules, heads, self.max_depth) > _MOST_ENTRIES:
+            raise UserError(
+                f"{self.num_nonterminals} nonterminals with up to {self.max_rules} rules of "
+                f"{self.max_rhs_length} symbols and {self.num_terminals} terminals are too many",
+                f"rules and heads may take {_MOST_ENTRIES:,} entries each",
+            )
         factor = self.terminal_occurrence_factor
         if factor is not None and not factor > 0:
             raise UserError(f"terminal_occurrence_factor={factor}", "a positive weight is needed")

@@ -15,6 +15,8 @@ import numpy as np
 from patchbench.common import UserError, near_names
 
 C = TypeVar("C")
+# The largest vocabulary: more is never meant, and a table over it would not fit into memory.
+MOST_TOKENS = 1_000_000
 
 
 def make_config(cls: type[C], settings: Mapping[str, Any], *, where: str) -> C:
@@ -44,6 +46,13 @@ def check_at_least(least: int | float, **values: int | float) -> None:
     for name, value in values.items():
         if value < least:
             raise UserError(f"{name}={value}", f"the smallest allowed is {least}")
+
+
+def check_at_most(most: int | float, **values: int | float) -> None:
+    """Raise `UserError` for the first value that is above `most`."""
+    for name, value in values.items():
+        if value > most:
+            raise UserError(f"{name}={value}", f"the largest allowed is {most}")
 
 
 def check_share(**values: float) -> None:

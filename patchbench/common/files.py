@@ -11,27 +11,34 @@ Use:
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from patchbench.common.errors import UserError
 
+_OLD = "old."
+
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path` in one step."""
+    """Yield a temporary path beside `path`; on success it replaces `path` in one step.
+
+    Raises:
+        UserError: it cannot be written, for example because the disk is full.
+    """
     path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    temporary.chmod(0o644)  # mkstemp's files are their owner's alone
-    try:
-        yield temporary
-        _flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _explained(path):
+        handle, name = tempfile.mkstemp(prefix=_hidden(path), dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        temporary.chmod(0o644)  # mkstemp's files are their owner's alone
+        try:
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -39,52 +46,91 @@ def fresh_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Pa
     """Yield a temporary directory beside `path`; on success it becomes `path`.
 
     Raises:
-        UserError: `path` exists and `overwrite` is false, or its parent cannot be written.
+        UserError: `path` exists and `overwrite` is false, or it cannot be written, for example
+            because the disk is full.
     """
     path = Path(path)
     check_writable(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    temporary.chmod(0o755)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=_hidden(path), dir=path.parent))
+        temporary.chmod(0o755)
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _flush(file)
+            _put_in_place(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_in_place(new: Path, path: Path) -> None:
+    """Rename `new` to `path`; what is there comes back if that fails or is interrupted."""
+    if not os.path.lexists(path):
+        os.replace(new, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=_hidden(path) + _OLD, dir=path.parent))
     try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _flush(file)
-        old = None
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            os.replace(path, old / "replaced")
-        os.replace(temporary, path)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        os.replace(path, old / "replaced")
+        os.replace(new, path)
+    except BaseException:
+        if not os.path.lexists(path):
+            os.replace(old / "replaced", path)
+        raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def check_writable(path: str | Path, *, overwrite: bool = False) -> None:
+def check_writable(
+    path: str | Path, *, overwrite: bool = False, keep: Iterable[str | Path | None] = ()
+) -> None:
     """Check that `path` can be created; call it before the long work.
 
+    Args:
+        path: the file or folder.
+        overwrite: whether it may replace what is there.
+        keep: what it must not replace in any case; what is no path does not matter.
+
     Raises:
-        UserError: it exists and `overwrite` is false, it is what one stands in, or its folder
-            cannot be written.
+        UserError: it exists and `overwrite` is false, it holds what must stay (the folder one
+            stands in, the home, `keep`), or it cannot be written.
     """
     path = Path(path)
-    if Path.cwd().is_relative_to(path.resolve()):
-        raise UserError(f"{path} is the working directory or above it", "choose another --out")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
-    parent = path.parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
+    with _explained(path):
+        place = path.resolve()
+        if Path.cwd().is_relative_to(place):
+            raise UserError(f"{path} is the working directory or above it", "choose another --out")
+        if os.path.lexists(path) and not overwrite:
+            raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
+        for kept in (Path(item).resolve() for item in (Path.home(), *keep) if item):
+            if kept.is_relative_to(place):
+                raise UserError(f"{path} is not replaced: it holds {kept}", "choose another --out")
+        parent = path.parent
+        while not parent.exists() and parent != parent.parent:
+            parent = parent.parent
+        # Permissions do not tell: a read-only or virtual file system refuses even its owner. Nor
+        # do they tell whether a name is too long, also with what is added to it while writing.
+        within = path.relative_to(parent).with_name(f"{_hidden(path)}{_OLD}12345678")
+        with tempfile.TemporaryDirectory(prefix=".patchbench.", dir=parent) as trial:
+            (Path(trial) / within).mkdir(parents=True)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn the system's refusals into a `UserError`."""
     try:
-        # Permissions do not tell: a read-only or virtual file system refuses even its owner.
-        with tempfile.TemporaryDirectory(prefix=".patchbench.", dir=parent):
-            pass
+        yield
     except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
         raise UserError(
-            f"{path} cannot be written", f"{parent} is not a writable folder ({error.strerror})"
+            f"{path} cannot be written ({reason})",
+            "choose another --out, in a folder that is writable and has room",
         ) from error
+
+
+def _hidden(path: Path) -> str:
+    return f".{path.name}."
 
 
 def _flush(path: Path) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from patchbench.adapters.running import explained
 from patchbench.engines.base import Batch, Counters
 from patchbench.engines.heads import aligned
 from patchbench.engines.rows import RowWriter
@@ -116,11 +117,13 @@ class _Job:
             places = {point: sorted(positions) for point, positions in points.items()}
             config = collect_config(model, [hook_map.point(*point) for point in places], budget)
             locations = [self._locations(positions) for positions in places.values()]
-            (_, collected), output = SafeIntervenable(config, model)(
-                inputs, unit_locations={"base": locations}
-            )
+            wrapped = SafeIntervenable(config, model)
+            with explained(self._loaded.name, inputs["input_ids"]):
+                (_, collected), output = wrapped(inputs, unit_locations={"base": locations})
         else:
-            places, collected, output = {}, [], self._loaded.model(**inputs)
+            places, collected = {}, []
+            with explained(self._loaded.name, inputs["input_ids"]):
+                output = self._loaded.model(**inputs)
         self._count()
         if run not in self.rows.observed:
             self.rows.observe(run, self._read_out.logits(output))

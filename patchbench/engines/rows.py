@@ -12,6 +12,7 @@ One row is one example × intervention. All metrics are about the clean run's an
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from patchbench.common import UserError
@@ -41,12 +42,14 @@ class RowWriter:
         """Take the unpatched predictions of "clean" or a corruption: (B, vocabulary).
 
         Raises:
-            UserError: the model predicts NaN.
+            UserError: the model predicts NaN, or not all of the answers.
         """
-        if bool(logits.isnan().any()):
+        _refuse_nan(logits, f"on the {run} documents")
+        known = logits.shape[-1]
+        if known <= (largest := self._largest_token()):
             raise UserError(
-                f"the model's logits on the {run} documents are NaN",
-                "its weights are damaged, or the dtype is too narrow: try float32",
+                f"the model predicts {known} tokens, and token {largest} is an answer",
+                "its embedding knows more tokens than its head: choose a smaller vocabulary",
             )
         self._logits[run] = logits
         if run == CLEAN:
@@ -62,7 +65,11 @@ class RowWriter:
             intervention: its base and source run were observed, and the clean run.
             usable: (B,) bool, the examples that get a row.
             logits: (B, vocabulary) patched predictions.
+
+        Raises:
+            UserError: the patched model predicts NaN.
         """
+        _refuse_nan(logits[torch.as_tensor(usable)], f"with {intervention.label} patched")
         corruption = intervention.corruption
         base = self._measure(intervention.base_run, corruption)
         source = self._measure(intervention.source_run, corruption)
@@ -112,6 +119,13 @@ class RowWriter:
                 arrays.append(pa.array(parts, item.type))
         return pa.Table.from_arrays(arrays, schema=ROW_SCHEMA)
 
+    def _largest_token(self) -> int:
+        batch = self._batch
+        return max(
+            int(ids.max(initial=-1))
+            for ids in (batch.answer, batch.candidates, *batch.counterfactual.values())
+        )
+
     def _measure(self, run: str, corruption: str) -> Measurement:
         key = (run, corruption)
         if key not in self._measured:
@@ -119,3 +133,12 @@ class RowWriter:
                 self._logits[run], self._batch.answer, self._batch.counterfactual[corruption]
             )
         return self._measured[key]
+
+
+def _refuse_nan(logits: Tensor, where: str) -> None:
+    # An infinite logit is a NaN in the probabilities; minus infinity only excludes its token.
+    if bool((logits.isnan() | logits.isposinf()).any()):
+        raise UserError(
+            f"the model's logits {where} are NaN or infinite",
+            "its weights are damaged, or the dtype is too narrow: try float32",
+        )

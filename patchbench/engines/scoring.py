@@ -17,17 +17,18 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from patchbench.adapters.running import in_own_precision
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
 
 
 @contextmanager
 def scoring(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation without gradients, and every module back afterwards."""
+    """Switch to evaluation without gradients or autocast, and every module back afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_own_precision(model):
             yield
     finally:
         for module, training in modes.items():

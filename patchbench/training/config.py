@@ -8,6 +8,7 @@ Use:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 from patchbench.common import UserError, near_names
@@ -16,6 +17,8 @@ SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "
 DATA = ("fixed", "fresh")
 PRECISIONS = ("float32", "bfloat16")
 AUTO = "auto"
+# What does not fit into memory, or what the Result would refuse when all is trained.
+_MOST = {"batch_size": 100_000, "train_n": 10_000_000, "dev_n": 100_000, "test_n": 100_000}
 # Evaluations and mechanism measurements in a run, where their distance is not given.
 _EVALUATIONS, _MEASUREMENTS = 40, 20
 
@@ -80,11 +83,16 @@ class TrainConfig:
             ("seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
+            optional = name in ("steps", "log_every", "checkpoint_every", "dynamics_every")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
+            if value > _MOST.get(name, value):
+                raise UserError(f"{name}={value}", f"at most {_MOST[name]:,} are possible")
         for name in ("warmup", "clip", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{name}={getattr(self, name)}", "at least 0 is needed")
+            if not 0 <= getattr(self, name) < inf:
+                raise UserError(f"{name}={getattr(self, name)}", "a number of at least 0 is needed")
         for name, known in (("schedule", SCHEDULES), ("data", DATA), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise UserError(
@@ -166,7 +174,7 @@ class TrainConfig:
                 "the length of the training is not clear", "give either steps or epochs"
             )
         if self.epochs is not None:
-            if not self.epochs > 0:
+            if not 0 < self.epochs < inf:
                 raise UserError(f"epochs={self.epochs}", "a number above 0 is needed")
             if self.data == "fresh":
                 raise UserError("fresh data have no epochs", "give steps, or use fixed data")

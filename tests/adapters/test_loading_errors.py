@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, BertForMaskedLM
+from transformers import AutoConfig, BertForMaskedLM, GPT2LMHeadModel
 
 from tests.adapters.loading_helpers import refused, small_tokenizer
 from tests.tiny_models import tiny
@@ -26,6 +26,11 @@ def _edit(folder: Path, **changes: Any) -> None:
         ("two words", "there is no model at"),
         ("a/b/c", "there is no model at"),
         ("", "there is no model at"),
+        ("-", "there is no model at"),
+        ("x" * 300, "there is no model at"),
+        ("/" + "x" * 300, "there is no model at .*too long"),
+        ("/" + "x" * 300 + ".gguf", "there is no model at .*too long"),
+        ("~nobody-of-that-name/x", "there is no model at .*home"),
         ("EleutherAI/pythia-70m", "not in the hub's cache, and HF_HUB_OFFLINE is set: .*network"),
         ("nowhere", "not in the hub's cache"),
         ("./nowhere.gguf", "there is no file ./nowhere.gguf"),
@@ -122,7 +127,28 @@ def test_a_config_of_another_depth(folder, layers, pattern):
 
 def test_a_config_of_another_width(folder):
     _edit(folder, n_embd=64)
-    refused("gpt2", folder)
+    refused("the weights have other shapes than config.json says", folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", '"x"'])
+def test_a_config_that_holds_no_names(folder, text):
+    (folder / "config.json").write_text(text)
+    refused("config.json is no config", folder)
+
+
+def test_a_config_with_absurdly_many_layers(folder):
+    _edit(folder, n_layer=10**9)
+    refused("asks for n_layer=1000000000: at most 9999", folder)
+
+
+class Failing(GPT2LMHeadModel):
+    def forward(self, *_, **__):
+        raise IndexError("index out of range\nin self")
+
+
+def test_a_forward_pass_that_fails_is_one_line():
+    model = Failing(tiny("gpt2").config)
+    refused(r"fails on 2 documents of 4 tokens \(IndexError: index out of range in self\)", model)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

@@ -133,8 +133,32 @@ def test_listings(run, model_dir):
         (["--split", "tset"], "test"),
         (["--task", "atr/large_vocab"], "the largest that fits is num_terminals=58"),
         (["--out", "/proc/nowhere/run"], "/proc"),
+        (["--out", "/tmp/" + "x" * 300], "too long"),
+        (["--out", "/" + "/".join(["x" * 200] * 30)], "too long"),
+        (["--out", "."], "working directory"),
+        (["--out", ".", "--overwrite"], "working directory"),
+        (["--out", "..", "--overwrite"], "working directory"),
+        (["--out", "/", "--overwrite"], "working directory"),
+        (["--n", "-3"], "at least 1"),
+        (["--n", "999999999"], "at most 100,000"),
+        (["--layers", "1-0"], "write 0-1"),
+        (["--layers", "0,1-0"], "write 0-1"),
+        (["--layers", "0,0-1"], "each once"),
+        (["--layers", "0-99999999999"], "not a list of layers"),
+        (["--positions", "value+99"], "no example has a token at 'value+99'"),
+        (["--positions", "value,key-50"], "no example has a token at 'key-50'"),
+        (["--positions", "foo+1"], "unknown role 'foo'"),
+        (["--positions", "value,value+0"], "each once"),
+        (["--positions", "value+" + "9" * 30], "is not a position"),
+        (["--template", "nonsense"], "known: arrow, auto"),
+        (["--threads", "99999999999"], "at most 1024"),
+        (["--set", "num_keys=99999999999999"], "largest allowed is 1000000"),
+        (["--set", "num_pairs=" + "9" * 5000], "an integer is needed"),
+        (["--set", "num_pairs=" + "[" * 100_000], "an integer is needed"),
+        (["--set", "num_pairs=2", "--set", "num_pairs=3"], "set twice"),
+        (["--tokenizer", ""], "no model at ''"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line_and_code_2(run, model_dir, change, says):
     code, stdout, stderr = run("evaluate", "--model", model_dir, *AR, *change)
@@ -226,6 +250,46 @@ def test_an_existing_out_is_kept_unless_overwrite(run, model_dir, tmp_path):
     assert (out / "result.json").exists()
 
 
+def test_what_overwrite_must_not_remove(run, model_dir, tmp_path):
+    parent = tmp_path / "models"
+    tiny("gpt2", vocab=64).save_pretrained(parent / "mine")
+    for out in (parent / "mine", parent):
+        code, _, stderr = run(
+            "evaluate", "--model", parent / "mine", *AR, "--out", out, "--overwrite"
+        )
+        assert code == 2
+        assert f"it holds {parent / 'mine'}" in stderr
+    assert (parent / "mine" / "model.safetensors").exists()
+
+
+def test_numbers_are_printed_even_if_they_cannot_be_written(run, model_dir, tmp_path, monkeypatch):
+    from patchbench import results
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results.pq, "write_table", full)
+    code, stdout, stderr = run("evaluate", "--model", model_dir, *AR, "--out", tmp_path / "r")
+    assert code == 2
+    assert "accuracy" in stdout
+    assert "written" not in stdout
+    assert "r cannot be written (No space left on device)" in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_traceback():
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from patchbench.cli import main; main()", "tasks"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.wait(timeout=60)
+
+
 def test_export_writes_a_loadable_dataset(run, tmp_path):
     from datasets import load_dataset
 
@@ -236,7 +300,8 @@ def test_export_writes_a_loadable_dataset(run, tmp_path):
     assert rows[0]["roles"]["value"] == rows[0]["roles"]["key"] + 1
 
 
-def test_interrupting_leaves_nothing_half_written(model_dir, tmp_path):
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "kill"])
+def test_interrupting_leaves_nothing_half_written(sign, model_dir, tmp_path):
     out = tmp_path / "run"
     arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/mini", "--n", "1024"]
     arguments += ["--batch-size", "1", "--out", str(out), "--quiet"]
@@ -246,7 +311,7 @@ def test_interrupting_leaves_nothing_half_written(model_dir, tmp_path):
         env={**os.environ, "COLUMNS": "80"},
     )
     time.sleep(9)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sign)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"nothing was written" in stderr

@@ -159,6 +159,14 @@ def test_select_sites_takes_layers_and_components_that_exist():
         {"positions": ["value", "value+0"]},
         {"directions": ["up"]},
         {"resamples": 1},
+        {"resamples": "x"},
+        {"n": 100_001},
+        {"layers": [0, "1"]},
+        {"layers": 2.0},
+        {"components": 3},
+        {"split": None},
+        {"engine": "pyven"},
+        {"template": "colons"},
         {"nn": 3},
     ],
     ids=str,
@@ -189,3 +197,72 @@ def test_a_position_that_some_examples_lack_is_measured_on_the_others():
     assert result.attrib("L1.block_input@key").n == 48
     assert result.attrib("L1.block_input@key-6").n == have
     assert any(f"at most {48 - have} examples" in note for note in result.provenance["notes"])
+
+
+SETTINGS = {"n": 12, "layers": [0, 1], "positions": ["key", "value+1"], "batch_size": 5}
+
+
+@pytest.fixture(scope="module")
+def reference(task):
+    return pb.evaluate(tiny("gpt2"), task, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    ],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
+@pytest.mark.parametrize("made", ["inside", "outside"])
+def test_the_callers_context_changes_no_number(context, made, task, reference):
+    """Autocast would round to bfloat16 under the name of float32."""
+    model = tiny("gpt2")
+    with context():
+        result = pb.evaluate(tiny("gpt2") if made == "inside" else model, task, **SETTINGS)
+    assert result.rows.equals(reference.rows)
+
+
+def test_a_model_made_in_inference_mode_is_measured_outside_of_it(task, reference):
+    with torch.inference_mode():
+        model = tiny("gpt2")
+    assert pb.evaluate(model, task, **SETTINGS).rows.equals(reference.rows)
+
+
+def test_training_mode_dropout_and_frozen_weights_change_no_number(task, reference):
+    model = tiny("gpt2").train().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    for _ in range(2):
+        assert pb.evaluate(model, task, **SETTINGS).rows.equals(reference.rows)
+    assert model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 11, 12])
+def test_the_batch_size_changes_nothing_but_rounding(batch_size, task, reference):
+    """11 is the length of the documents: batch and time have one size."""
+    result = pb.evaluate(tiny("gpt2"), task, **{**SETTINGS, "batch_size": batch_size})
+    keys = [(name, "ascending") for name in ("direction", "site", "control", "example")]
+    ours, theirs = (r.rows.sort_by(keys)["logit_patched"] for r in (result, reference))
+    assert np.abs(ours.to_numpy() - theirs.to_numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("call", [1, 4, 9, 30])
+def test_a_model_that_fails_midway_is_left_as_it_was(call, task, reference):
+    model, calls = tiny("gpt2"), []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("boom")
+
+    handle = model.transformer.ln_f.register_forward_hook(fail)
+    with pytest.raises((pb.UserError, RuntimeError), match="boom"):
+        pb.evaluate(model, task, **SETTINGS)
+    handle.remove()
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert pb.evaluate(model, task, **SETTINGS).rows.equals(reference.rows)

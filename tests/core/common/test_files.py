@@ -72,7 +72,14 @@ def test_what_one_stands_in_is_never_replaced(tmp_path, monkeypatch, where):
 
 @pytest.mark.parametrize(
     ("path", "says"),
-    [("there", "exists: .*--overwrite"), ("file/below", "cannot be written: .*file")],
+    [
+        ("there", "exists: .*--overwrite"),
+        ("file/below", r"cannot be written \(Not a directory\): .*a folder that is writable"),
+        ("x" * 300, r"cannot be written \(File name too long\)"),
+        ("x" * 245, r"cannot be written \(File name too long\)"),
+        ("x/" + "y" * 300 + "/z", r"cannot be written \(File name too long\)"),
+    ],
+    ids=["there", "below_a_file", "long", "too_long_while_writing", "long_below"],
 )
 def test_an_impossible_place_is_told_before_the_work(tmp_path, path, says):
     (tmp_path / "there").mkdir()
@@ -80,3 +87,55 @@ def test_an_impossible_place_is_told_before_the_work(tmp_path, path, says):
     with pytest.raises(UserError, match=says):
         check_writable(tmp_path / path)
     assert sorted(os.listdir(tmp_path)) == ["file", "there"]
+
+
+def test_what_has_to_be_kept_is_never_replaced(tmp_path):
+    kept = tmp_path / "models" / "mine"
+    kept.mkdir(parents=True)
+    for path in (kept, kept.parent):
+        with pytest.raises(UserError, match=f"it holds {kept}"):
+            check_writable(path, overwrite=True, keep=(None, "no/path", kept))
+    check_writable(kept / "below", keep=(kept,))
+
+
+def test_the_home_is_never_replaced(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "me").mkdir()
+    for path in (tmp_path, tmp_path / "me"):
+        with pytest.raises(UserError, match="it holds"):
+            check_writable(path, overwrite=True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")])
+def test_the_old_folder_comes_back_if_replacing_it_fails(tmp_path, monkeypatch, error):
+    path, replace = tmp_path / "run", os.replace
+    path.mkdir()
+    (path / "old.txt").write_text("precious")
+
+    def second_fails(source, target):
+        if target == path and not os.path.exists(path) and not str(source).endswith("replaced"):
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", second_fails)
+    with (
+        pytest.raises((KeyboardInterrupt, UserError)),
+        fresh_directory(path, overwrite=True) as temporary,
+    ):
+        (temporary / "new.txt").write_text("new")
+    assert os.listdir(tmp_path) == ["run"]
+    assert (path / "old.txt").read_text() == "precious"
+
+
+def test_a_dangling_link_is_something_that_exists(tmp_path):
+    (tmp_path / "link").symlink_to("/nowhere/at/all")
+    with pytest.raises(UserError, match="exists"):
+        check_writable(tmp_path / "link")
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path):
+    full = OSError(28, "No space left on device")
+    for context in (fresh_directory(tmp_path / "run"), atomic_write(tmp_path / "a.txt")):
+        with pytest.raises(UserError, match=r"written \(No space left on device\)"), context:
+            raise full
+    assert os.listdir(tmp_path) == []
