@@ -117,8 +117,10 @@ class DeltaNet(Mixer):
         hooks, heads = self.hook_points, (self.num_heads, self.head_dim)
         u = self.in_proj(x)  # b t 3m
         u, new_state = run_conv(self.conv1d, u, hooks, state, return_state=return_state)
-        q, k, v = F.silu(u).chunk(3, dim=-1)  # b t m, b t m, b t m
-        q, k = (l2_normalise(z.unflatten(-1, heads)).flatten(2) for z in (q, k))
+        m = u.shape[-1] // 3
+        qk, v = F.silu(u).split([2 * m, m], dim=-1)  # b t 2m, b t m
+        qk = l2_normalise(qk.unflatten(-1, (-1, self.head_dim)))  # b t 2h k
+        q, k = qk.flatten(2).chunk(2, dim=-1)  # b t m, b t m
         q, k, v = (
             hooks[name](z).unflatten(-1, heads) for name, z in (("q", q), ("k", k), ("v", v))
         )  # b t h k

@@ -69,13 +69,7 @@ def short_conv(
         elif chosen == "naive":
             y, _ = naive.short_conv(x.to(dtype), taps, shift, past.to(dtype))
         else:
-            full = history.to(dtype)
-            if shift is None:
-                y = full[:, :t] * taps[:, 0]
-            else:
-                y = torch.addcmul(shift, full[:, :t], taps[:, 0])
-            for j in range(1, w):
-                y = torch.addcmul(y, full[:, j : j + t], taps[:, j])
+            y = _ShortConv.apply(history.to(dtype), taps, shift)
     return y.to(x.dtype), history[:, t:] if return_state else None
 
 
@@ -86,6 +80,34 @@ def _unsupported(x: Tensor, w: int) -> str:
     if x.shape[2] % 8:
         return "a number of channels that 8 does not divide"
     return "float64" if x.dtype == torch.float64 else ""
+
+
+class _ShortConv(torch.autograd.Function):
+    """One fused pass per tap; autograd would pad and add up a gradient of full size for each."""
+
+    @staticmethod
+    def forward(ctx: Any, history: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
+        rows = taps.t().contiguous()  # w d
+        t = history.shape[1] + 1 - len(rows)
+        y = history[:, :t] * rows[0]
+        if shift is not None:
+            y += shift
+        for j in range(1, len(rows)):
+            y.addcmul_(history[:, j : j + t], rows[j])
+        ctx.save_for_backward(history, rows)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (dy,) = grads
+        history, rows = ctx.saved_tensors
+        t = dy.shape[1]
+        dhistory, drows = torch.zeros_like(history), torch.empty_like(rows)
+        for j, row in enumerate(rows):
+            dhistory[:, j : j + t].addcmul_(dy, row)
+            drows[j] = (dy * history[:, j : j + t]).sum((0, 1))
+        return dhistory, drows.t(), dy.sum((0, 1)) if ctx.needs_input_grad[2] else None
 
 
 def long_conv(

@@ -2,7 +2,8 @@
 
 Every step writes the difference between its value and what the memory recalls for its key, so the
 writes of a chunk depend on one another linearly and strictly backwards in time: one unit
-triangular system per chunk gives them all (the WY form). Only the memory is carried on.
+triangular system per chunk gives them all (the WY form). Only the memory is carried on. Inside a
+chunk the backward pass is written out: products with what the forward pass has kept.
 
 Use:
 
@@ -12,8 +13,11 @@ Use:
 Glossary: b batch, t time, l time within a chunk, h heads, k key width, v value width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from patchbench.adapters.ops import dispatch, kernels, naive
 from patchbench.adapters.ops.precision import no_autocast, working_dtype
@@ -33,6 +37,8 @@ def delta_rule(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Run S ← eᵍ S; S ← S + k (beta (v − kᵀ S))ᵀ; o = qᵀ S, head by head.
+
+    Differentiable once, states included.
 
     Args:
         q: queries (b, t, h, k); no scale is applied.
@@ -70,7 +76,7 @@ def delta_rule(
             if chosen == "naive":
                 o, state = naive.delta_rule(q_, k_, v_, beta_, decay, start)
             else:
-                o, state = _chunked(q_, k_, v_, beta_, decay, start, chunk_size)
+                o, state = _chunked(q_, k_, v_, beta_, decay, start, chunk_size, return_state)
     return o.to(v.dtype), state if return_state else None
 
 
@@ -82,8 +88,9 @@ def _chunked(
     g: Tensor | None,
     S: Tensor | None,
     size: int,
-) -> tuple[Tensor, Tensor]:
-    """Return o (b, t, h, v) and the final memory (b, h, k, v)."""
+    return_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return o (b, t, h, v) and, if asked for, the final memory (b, h, k, v)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # b h t k, b h t k, b h t v
     beta = beta.transpose(1, 2).unsqueeze(-1)  # b h t 1
     g = None if g is None else g.transpose(1, 2)  # b h t
@@ -92,33 +99,78 @@ def _chunked(
     for begin in range(0, t, size):
         now = slice(begin, min(t, begin + size))
         q_, k_, v_, beta_ = q[:, :, now], k[:, :, now], v[:, :, now], beta[:, :, now]
-        kt_ = k_.transpose(-1, -2)  # b h k l
-        overlap = (beta_ * k_) @ kt_  # b h l l: only what lies below the diagonal is read
-        attention = q_ @ kt_  # b h l l
-        until_end = k_
-        recall_k, recall_q = k_, q_  # how the memory at the chunk's start is read
+        recall_k, recall_q, until_end = k_, q_, k_  # b h l k: how the chunk meets the memory
         kept: Tensor | None = None
         if g is None:
-            attention = attention.tril()
+            decay = k_.new_ones(k_.shape[2], k_.shape[2]).tril_()  # l l
         else:
             decay = span_decay(g[:, :, now])  # b h l l
             since_start = g[:, :, now].cumsum(-1).exp().unsqueeze(-1)  # b h l 1
-            overlap, attention = overlap * decay, attention * decay
-            until_end = k_ * decay[..., -1, :, None]  # b h l k
-            recall_k, recall_q = k_ * since_start, q_ * since_start  # b h l k
+            recall_k, recall_q = k_ * since_start, q_ * since_start
+            until_end = k_ * decay[..., -1, :, None]
             kept = since_start[..., -1:, :]  # b h 1 1
         target = v_ if S is None else v_ - recall_k @ S  # b h l v
-        writes = torch.linalg.solve_triangular(
-            overlap, beta_ * target, upper=False, unitriangular=True
-        )  # b h l v
-        o = attention @ writes  # b h l v
-        update = until_end.transpose(-1, -2) @ writes  # b h k v
-        if S is None:
+        o, writes = _WithinChunk.apply(q_, k_, target, beta_, decay)  # b h l v, b h l v
+        outputs.append(o if S is None else o + recall_q @ S)
+        if now.stop < t or return_state:
+            update = until_end.transpose(-1, -2) @ writes  # b h k v
+            if S is not None:
+                update = update + (S if kept is None else kept * S)
             S = update
-        else:
-            o = o + recall_q @ S
-            S = (S if kept is None else kept * S) + update
-        outputs.append(o)
-    assert S is not None
     o = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
     return o.transpose(1, 2), S
+
+
+class _WithinChunk(torch.autograd.Function):
+    """What a chunk writes, W, and reads of it, o, given what its values lack of the recalled, R.
+
+    (I + L) W = beta R and o = A W, where L is beta k kᵀ ⊙ decay below the diagonal and A is
+    q kᵀ ⊙ decay up to it. The inverse of I + L is kept for the backward pass. With unit keys and
+    beta in [0, 1] its entries are at most 1, so it is as accurate as a solve.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, target: Tensor, beta: Tensor, decay: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kt = k.transpose(-1, -2)
+        kk, qk = k @ kt, q @ kt  # b h l l
+        attention = qk * decay
+        eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
+        # Solved from the right, where row-major matrices need no copy; the inverse is the same.
+        inverse = torch.linalg.solve_triangular(
+            kk * decay * beta, eye.expand_as(kk), upper=False, left=False, unitriangular=True
+        )  # b h l l
+        writes = inverse @ (beta * target)  # b h l v
+        ctx.save_for_backward(q, k, target, beta, decay, kk, qk, attention, inverse, writes)
+        ctx.set_materialize_grads(False)
+        return attention @ writes, writes
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        do, dwrites = grads
+        q, k, target, beta, decay, kk, qk, attention, inverse, writes = ctx.saved_tensors
+        ddecay = dq = dattention = None
+        if do is None and dwrites is None:
+            return (None,) * 5
+        if do is not None:
+            do = do.contiguous()  # a product would copy an expanded one matrix by matrix
+            read = attention.transpose(-1, -2) @ do
+            dwrites = read if dwrites is None else read + dwrites
+            dattention = do @ writes.transpose(-1, -2)  # b h l l
+        dright = inverse.transpose(-1, -2) @ dwrites  # b h l v: of beta R
+        doverlap = (dright @ writes.transpose(-1, -2)).tril_(-1).neg_()  # b h l l: of L
+        if ctx.needs_input_grad[4]:
+            ddecay = doverlap * (kk * beta)
+            if dattention is not None:
+                ddecay = torch.addcmul(ddecay, dattention, qk)
+        doverlap = doverlap.mul_(decay)
+        dbeta = (dright * target).sum(-1, keepdim=True) + (doverlap * kk).sum(-1, keepdim=True)
+        doverlap = doverlap.mul_(beta)
+        dk = (doverlap + doverlap.transpose(-1, -2)) @ k
+        if dattention is not None:
+            dattention = dattention.mul_(decay)
+            dq = dattention @ k
+            dk = dk + dattention.transpose(-1, -2) @ q
+        return dq, dk, dright.mul_(beta), dbeta, ddecay

@@ -23,7 +23,7 @@ from patchbench.adapters.ops import dispatch, kernels, naive
 from patchbench.adapters.ops.precision import no_autocast, working_dtype
 
 # Floats per work buffer: small enough for the cache, large enough to drown call overhead.
-_BUFFER = 2**20
+_BUFFER = 2**19
 
 
 @torch.compiler.disable
@@ -98,10 +98,10 @@ def _unsupported(u: Tensor, A: Tensor, initial_state: Tensor | None, return_stat
 def chunk_length(b: int, t: int, d: int, n: int) -> int:
     """Return the steps per chunk.
 
-    At least n, so that all boundary states together take no more room than the input; at most 64
-    beyond that, so that the work buffers do not either.
+    At least n / 2, so that all boundary states together take no more room than `u` and `dt`; at
+    most 64 beyond that, so that the work buffers do not either.
     """
-    return max(1, min(t, max(min(_BUFFER // (b * d * n), 64), n)))
+    return max(1, min(t, max(min(_BUFFER // (b * d * n), 64), n // 2)))
 
 
 def _run_chunk(

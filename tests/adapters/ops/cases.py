@@ -33,7 +33,7 @@ class Case:
 
 
 def _scan(rows: int, steps: int, dtype: torch.dtype, rng: torch.Generator) -> dict[str, Tensor]:
-    d, n = 6, 3
+    d, n = 6, 4
     return {
         "u": torch.randn(rows, steps, d, dtype=dtype, generator=rng),
         "dt": torch.rand(rows, steps, d, dtype=dtype, generator=rng) * 0.5,
@@ -109,7 +109,7 @@ _OVER_TIME = {
 
 CASES: dict[str, Case] = {
     "selective_scan": Case(
-        ops.selective_scan, naive.selective_scan, _scan, _OVER_TIME["scan"], _state(6, 3), {}
+        ops.selective_scan, naive.selective_scan, _scan, _OVER_TIME["scan"], _state(6, 4), {}
     ),
     "ssd": Case(ops.ssd, naive.ssd, _ssd, _OVER_TIME["ssd"], _state(4, 3, 5), {}),
     "ssd-chunks-of-2": Case(

@@ -19,7 +19,7 @@ def rng() -> torch.Generator:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The scan's chunks shrink to the state size, 3, so that short sequences span several.
+    # The scan's chunks shrink to two steps, so that short sequences span many.
     module = importlib.import_module("patchbench.adapters.ops.selective_scan")
     monkeypatch.setattr(module, "_BUFFER", 1)
 

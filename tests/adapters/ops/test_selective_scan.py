@@ -24,7 +24,7 @@ def peak_bytes(function: Callable[[], object]) -> int:
     return peak
 
 
-@pytest.mark.parametrize(("rows", "d"), [(1, 64), (2, 128), (8, 64)], ids=str)
+@pytest.mark.parametrize(("rows", "d"), [(1, 64), (2, 128), (8, 64), (32, 128)], ids=str)
 def test_peak_memory_is_within_three_times_input_and_output(rows: int, d: int) -> None:
     steps, n = 2048, 16
     rng = torch.Generator().manual_seed(0)
@@ -53,7 +53,13 @@ def test_peak_bytes_sees_a_large_tensor() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [((1, 36, 128, 16), 36), ((1, 2048, 128, 16), 64), ((32, 36, 128, 16), 16), ((1, 1, 8, 4), 1)],
+    [
+        ((1, 36, 128, 16), 36),
+        ((1, 2048, 128, 16), 64),
+        ((32, 36, 128, 16), 8),
+        ((256, 36, 128, 16), 8),
+        ((1, 1, 8, 4), 1),
+    ],
     ids=str,
 )
 def test_chunk_length(shape: tuple[int, int, int, int], expected: int) -> None:
