@@ -53,7 +53,11 @@ class Estimate:
 
 
 def wilson(successes: int, n: int, level: float = LEVEL) -> Estimate:
-    """Return a proportion with Wilson's score interval (1927); n = 0 gives NaN in [0, 1]."""
+    """Return a proportion with Wilson's score interval (1927); n = 0 gives NaN in [0, 1].
+
+    Raises:
+        ValueError: more successes than trials, or fewer than none.
+    """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n}")
     if n == 0:

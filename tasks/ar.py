@@ -6,6 +6,11 @@ Keys are distinct within a list and so are values, drawn independently; the quer
 uniform over those that may be asked. `reverse` asks for the key of a value: the role `key` is
 always what is asked about, `value` what is answered, whichever kind of token they are.
 
+Use:
+
+    task = load_task("ar", num_pairs=4)
+    task.decode(task.dataset("test", 1)[0]["input_ids"])
+
 Source: Arora et al., arXiv 2505.15105, section 3. The vocabulary has the paper's size: its
 8196th entry never occurs.
 """

@@ -3,7 +3,9 @@
     BOS sentence EOS query answer EOS       (a kind token after the query if several are asked)
 
 The head that a nonterminal emits is the parent of the terminals in its right-hand side and of the
-heads of the nonterminals in it. What may be asked is in `patchbench.tasks.queries`.
+heads of the nonterminals in it. What may be asked is in `patchbench.tasks.queries`. A query of kind
+`child` may have several right answers (`metadata["num_answers"]`), of which one is drawn and only
+that one counts as right.
 
 Two heuristics solve about half of it without any tree: copying the token after the query's
 occurrence, and copying the sentence's last token. Their accuracy is the floor (`heuristic_floor`),
@@ -25,6 +27,11 @@ sentence uses up the alphabet, or an earlier occurrence of the query has an equa
 sentences are dropped more often than short ones, which shifts the distribution: with `medium` the
 mean length falls from 54 to 26 tokens (20 grammars) and the rightmost floor rises from 43 to 49 %;
 with `easy` neither moves by more than 2 %.
+
+Use:
+
+    task = load_task("atr/easy", seed=0, query_kinds="parent,child")
+    task.grammar, task.heuristic_floor(task.dataset("test", 1024))
 
 Source: Arora et al., arXiv 2505.15105, section 3 and appendix.
 """

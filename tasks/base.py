@@ -4,6 +4,8 @@ A subclass draws clean examples and states its rule twice: `solve` for one docum
 it can be said, and `derive` for many at once. Corruptions, the proof that they corrupt, and the
 dataset come from here.
 
+Use:
+
     class MyTask(Task):
         Config = MyConfig
         def draw(self, rng, split): ...
@@ -253,7 +255,11 @@ class Task(ABC):
         return read_counts(self.dataset(split, n))
 
     def rows_of(self, split: str, n: int | None) -> int:
-        """Return `n`, checked, or the split's default number of rows."""
+        """Return `n`, or the split's default number of rows.
+
+        Raises:
+            UserError: `n` is no positive integer.
+        """
         if n is None:
             return SPLITS[split]
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:

@@ -1,4 +1,9 @@
-"""The dataset card: what an exported task is, measured on the rows that are exported."""
+"""The dataset card: what an exported task is, measured on the rows that are exported.
+
+Use:
+
+    text = card(task, {"test": task.dataset("test", 1024)})
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,11 @@
 """The tasks there are, by name: "family" or "family/variant".
 
 Nothing heavy is imported until a task is loaded, so that a listing costs nothing. Another package
-adds a family by the decorator or by an entry point of the group `patchbench.tasks`:
+adds a family by the decorator or by an entry point of the group `patchbench.tasks`.
+
+Use:
+
+    load_task("atr/easy", seed=0, num_terminals=20)
 
     @TASKS.register("my_task")
     class MyTask(Task): ...

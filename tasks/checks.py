@@ -1,6 +1,10 @@
 """The proof, on every chunk that is built, that a corruption corrupts.
 
 It reads finished documents only: what changed, where, and what the rule makes of it.
+
+Use:
+
+    check_examples(task, examples)      # raises, or all is well
 """
 
 from typing import TYPE_CHECKING

@@ -7,6 +7,11 @@
 A key or value that cannot be replaced (its kind is used up), or whose replacement leaves the
 answer derivable (an earlier occurrence of the query has an equal answer), makes its example drop
 out; a swap that cannot be made stays empty.
+
+Use:
+
+    examples = corrupt(task, clean, rng)
+    examples.corruptions["key"].tokens, examples.corruptions["key"].exists
 """
 
 from dataclasses import replace

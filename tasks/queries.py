@@ -7,6 +7,12 @@
 To be unambiguous the query must be the rightmost occurrence of its terminal in the sentence, and
 for `sibling` the answer too. One pair is drawn: uniform over the answer positions first, then over
 the queries that have this answer.
+
+Use:
+
+    last = rightmost(forest.tokens, alphabet=20)
+    pairs = eligible(forest, "parent", last, HeldOutPairs(seed=0, share=0.0), "train")
+    kind, chosen, num_pairs = choose(rng, forest, [pairs])
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,11 @@ class Registry(Generic[T]):
         self._scanned = entry_points is None
 
     def add(self, name: str, target: T | str) -> None:
-        """Register `target` (an object, or "module:attribute" to import on first use)."""
+        """Register `target` (an object, or "module:attribute" to import on first use).
+
+        Raises:
+            UserError: the name stands for something else already.
+        """
         if name in self._targets and self._targets[name] != target:
             raise UserError(f"{self.kind} {name!r} is registered twice", "choose another name")
         self._targets[name] = target

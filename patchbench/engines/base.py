@@ -68,7 +68,11 @@ class Batch:
         return self.positions["answer"] - 1
 
     def tokens(self, run: str) -> np.ndarray:
-        """Return the token ids of "clean" or of a corruption: (B, T)."""
+        """Return the token ids of "clean" or of a corruption: (B, T).
+
+        Raises:
+            UserError: the batch has no such corruption.
+        """
         if run == CLEAN:
             return self.clean
         if run not in self.corrupted:
@@ -90,7 +94,11 @@ class Batch:
         return np.where((role >= 0) & (index >= 0) & (index < self.length), index, -1)
 
     def usable(self, intervention: Intervention) -> np.ndarray:
-        """Return which examples have the corruption and all positions: (B,) bool."""
+        """Return which examples have the corruption and all positions: (B,) bool.
+
+        Raises:
+            UserError: an unknown corruption or role.
+        """
         self.tokens(intervention.corruption)
         usable = np.asarray(self.available[intervention.corruption], bool)
         for site in {*intervention.sites, *intervention.donors}:

@@ -51,7 +51,11 @@ class HeadSwap(pv.VanillaIntervention):
         self.head, self.heads = head, heads
 
     def forward(self, base: Tensor, source: Tensor, subspaces: Any = None, **_: Any) -> Tensor:
-        """Return `base` with the head's features of `source`."""
+        """Return `base` with the head's features of `source`.
+
+        Raises:
+            UserError: the features are no multiple of the heads.
+        """
         width, rest = divmod(base.shape[-1], self.heads)
         if rest:
             raise UserError(

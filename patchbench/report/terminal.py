@@ -152,6 +152,11 @@ def print_result(result: "Result", *, quiet: bool = False) -> None:
         f"{_interval(summary['accuracy_in_context'])} among in-context values"
     )
     console.print(f"floor    {summary['floor']:.3f} without recall ({task['floor']})")
+    beyond = summary["accuracy_beyond_heuristics"]
+    if 0 < beyond["n"] < summary["n"]:
+        console.print(
+            f"accuracy {_interval(beyond)} on the {beyond['n']} items no heuristic solves"
+        )
     for run in summary["runs"]:
         _print_run(console, result, run)
     if not quiet:

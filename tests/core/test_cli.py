@@ -54,6 +54,14 @@ def test_evaluate_prints_a_summary_in_80_columns_and_writes_the_folder(run, mode
     assert {p.name for p in out.iterdir()} >= {"result.json", "rows.parquet"}
 
 
+@pytest.mark.parametrize(("task", "shown"), [("ar/mini", False), ("atr/easy", True)])
+def test_accuracy_beyond_heuristics_is_shown_where_there_are_some(run, model_dir, task, shown):
+    code, stdout, _ = run("evaluate", "--model", model_dir, "--task", task, "--n", 32)
+    assert code == 0
+    assert ("items no heuristic solves" in stdout) == shown
+    assert max(map(len, stdout.splitlines())) <= 80
+
+
 @pytest.mark.slow
 def test_real_weights_from_end_to_end(run, tmp_path):
     """SmolLM2: above the gate, and what must be 1 or 0 is."""
@@ -62,12 +70,10 @@ def test_real_weights_from_end_to_end(run, tmp_path):
             pytest.skip(f"needs the package {package}")
     out = tmp_path / "run"
     model = ("--model", "SmolLM2-135M-Instruct.Q4_1.gguf", "--task", "ar", "--set", "num_pairs=4")
-    code, stdout, stderr = run(
-        "evaluate", *model, "--n", 64, "--layers", "0,29", "--batch-size", 64, "--out", out
-    )
+    code, stdout, stderr = run("evaluate", *model, "--n", 32, "--layers", "0,29", "--out", out)
     assert (code, stderr) == (0, "")
     assert max(len(line) for line in stdout.splitlines() if "written" not in line) <= 80
-    for text in ("134.5 M parameters, float32, cpu", "64 items, template colon", "Attrib of"):
+    for text in ("134.5 M parameters, float32, cpu", "32 items, template colon", "Attrib of"):
         assert text in stdout
     result = Result.load(out)
     # Guessing in context gets 0.25; the corrupted run must lose what the clean one knows.
@@ -78,7 +84,7 @@ def test_real_weights_from_end_to_end(run, tmp_path):
     table = result.table("block_input")
     for (layer, position), found in table.items():
         where = {0: "key", 29: "answer-1"}[layer]
-        assert found.value == pytest.approx(position == where, abs=0.02)
+        assert found.value == pytest.approx(float(position == where), abs=0.02)
 
 
 def test_json_alone_is_on_stdout(run, model_dir):
@@ -166,6 +172,28 @@ def test_a_mistake_is_one_line_and_code_2(run, model_dir, change, says):
     assert stdout == ""
     assert len(stderr.splitlines()) == 1
     assert says in stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [(None, None), ("2", [2]), ("0,3-5", [0, 3, 4, 5]), ("5, 3-5,0", [0, 3, 4, 5]), ("4-4", [4])],
+)
+def test_layers_are_numbers_and_ranges(text, layers):
+    assert cli._layers(text) == layers
+
+
+@pytest.mark.parametrize(
+    ("pair", "values"),
+    [
+        ("num_pairs=4", {"num_pairs": 4}),
+        ("held_out=0.2", {"held_out": 0.2}),
+        ("reverse=true", {"reverse": True}),
+        ("query_kinds=parent,child", {"query_kinds": "parent,child"}),
+        ("a=b=c", {"a": "b=c"}),
+    ],
+)
+def test_overrides_are_json_or_words(pair, values):
+    assert cli._overrides([pair]) == values
 
 
 def test_a_failed_control_is_one_line_and_code_1(run, model_dir, tmp_path, monkeypatch):

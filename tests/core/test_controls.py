@@ -80,6 +80,39 @@ def test_check_accepts_exact_rows_and_names_what_is_off():
                 controls.check(pa.Table.from_pylist(rows), dtype="float32")
 
 
+@pytest.mark.parametrize("off", [5e-5, 2e-4, -2e-4])
+@pytest.mark.parametrize("index", range(3), ids=["identity", "restore", "placebo"])
+def test_a_ten_thousandth_is_the_limit(index, off):
+    rows = list(EXACT)
+    exact = rows[index]
+    rows[index] = {**exact, "p_patched": exact["p_patched"] + off}
+    if abs(off) < 1e-4:
+        assert controls.check(pa.Table.from_pylist(rows), dtype="float32")[index].passed
+    else:
+        with pytest.raises(ControlError, match=exact["control"]):
+            controls.check(pa.Table.from_pylist(rows), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("corruption", "restored"),
+    [
+        ("key", "L0.block_input@key"),
+        ("value", "L0.block_input@value"),
+        ("swap", "L0.block_input@value & L0.block_input@partner"),
+    ],
+)
+def test_controls_are_where_their_effect_is_known(corruption, restored):
+    hook_map = pb.load_model(tiny("gpt2", layers=4)).hook_map
+    found = controls.interventions(hook_map, corruption=corruption, direction="noise")
+    first = restored.partition(" & ")[0].replace("L0", "L2")
+    assert [(c.control, c.label, c.source) for c in found] == [
+        ("identity", first, "self"),
+        ("restore", restored, "counterpart"),
+        ("placebo", "L2.block_input@answer", "counterpart"),
+    ]
+    assert {(c.corruption, c.direction) for c in found} == {(corruption, "noise")}
+
+
 def test_a_control_without_rows_is_an_error():
     with pytest.raises(ControlError, match="placebo"):
         controls.check(pa.Table.from_pylist([EXACT[0], EXACT[1], EXACT[3]]), dtype="float32")

@@ -10,6 +10,7 @@ import pytest
 import patchbench as pb
 from patchbench.results import ROW_SCHEMA, Result
 from patchbench.statistics import Estimate, wilson
+from patchbench.summary import gate
 from tests.core.rows import PROVENANCE, make_rows
 
 EFFECTS = {
@@ -138,6 +139,21 @@ def test_below_the_gate_there_are_reasons_and_no_effects(settings, reason):
     (run,) = make(make_rows(EFFECTS, **settings)).summary["runs"]
     assert any(reason in text for text in run["reasons"])
     assert run["effects"] == []
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "gap", "reasons"),
+    [
+        ((0.9, 0.8), (0.50, 0.40), 0),
+        ((0.9, 0.25), (0.50, 0.40), 1),  # the interval reaches the floor
+        ((0.9, 0.8), (0.50, 0.01), 1),  # the interval reaches a hundredth
+        ((0.9, 0.8), (0.008, 0.006), 1),  # for sure above nothing, but too small to divide by
+        ((0.1, 0.05), (-0.1, -0.2), 2),
+    ],
+)
+def test_the_gate_asks_for_the_lower_end_of_both_intervals(accuracy, gap, reasons):
+    known, cost = (Estimate(value, low, 1.0, 64) for value, low in (accuracy, gap))
+    assert len(gate(known, 0.25, cost)) == reasons
 
 
 def test_round_trip(result, tmp_path):

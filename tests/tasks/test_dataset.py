@@ -117,6 +117,33 @@ def test_the_cache_keeps_apart_what_differs(monkeypatch):
     assert builder_module.cache_names(base, "test", 16)["hash"] != names["hash"]
 
 
+def test_an_edited_task_of_another_package_makes_new_rows(tmp_path):
+    """The same module, class and arguments in a new process: only the code is another."""
+    module = tmp_path / "theirs.py"
+    code = (
+        "from patchbench.tasks.ar import ARTask\n"
+        "class Theirs(ARTask):\n"
+        "    def draw(self, rng, split):\n"
+        "        rng.integers(9, size={})\n"
+        "        return super().draw(rng, split)\n"
+    )
+    use = (
+        "from theirs import Theirs; from patchbench.tasks.ar import ARConfig\n"
+        "task = Theirs(name='theirs', config=ARConfig(num_pairs=4), seed=0)\n"
+        "print(task.dataset('test', 4)['input_ids'][:])"
+    )
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    rows = []
+    for size in (1, 1, 2):
+        module.write_text(code.format(size))
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", use], cwd=tmp_path, env=environment,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        rows.append(done.stdout)
+    assert rows[0] == rows[1] != rows[2]
+
+
 def test_two_processes_may_build_the_same_rows(tmp_path):
     code = (
         "from patchbench.tasks import load_task; import hashlib\n"

@@ -53,6 +53,10 @@ def test_engine_equals_hooks_by_hand(family, component):
         answer, other = batch.answer[number], batch.counterfactual["key"][number]
         assert row["p_patched"] == pytest.approx(float(logits.softmax(-1)[answer]), abs=1e-6)
         assert row["logit_patched"] == pytest.approx(float(logits[answer]), abs=2e-5)
+        with torch.no_grad():
+            source = model(torch.tensor(clean[None])).logits[0, -2].double().log_softmax(-1)
+        kl = float((source.exp() * (source - logits.log_softmax(-1))).sum())  # KL(source ‖ patched)
+        assert row["kl_patched"] == pytest.approx(kl, abs=1e-5)
         if other >= 0:
             difference = float(logits[answer] - logits[other])
             assert row["logit_diff_patched"] == pytest.approx(difference, abs=4e-5)
