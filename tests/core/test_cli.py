@@ -176,7 +176,7 @@ def test_a_mistake_is_one_line_and_code_2(run, model_dir, change, says):
 
 @pytest.mark.parametrize(
     ("text", "layers"),
-    [(None, None), ("2", [2]), ("0,3-5", [0, 3, 4, 5]), ("5, 3-5,0", [0, 3, 4, 5]), ("4-4", [4])],
+    [(None, None), ("2", [2]), ("0,3-5", [0, 3, 4, 5]), ("5, 3-4,0", [0, 3, 4, 5]), ("4-4", [4])],
 )
 def test_layers_are_numbers_and_ranges(text, layers):
     assert cli._layers(text) == layers
