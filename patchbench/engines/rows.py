@@ -10,6 +10,8 @@ Use:
 One row is one example × intervention. All metrics are about the clean run's answer.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import torch
@@ -58,6 +60,26 @@ class RowWriter:
             best = best_candidate(measured.log_probs, self._batch.candidates)
             self._correct_in_context = best == self._batch.answer
 
+    def patched(
+        self, corruption: str, source_run: str, examples: np.ndarray, logits: Tensor
+    ) -> dict[str, np.ndarray]:
+        """Measure patched predictions.
+
+        Args:
+            corruption: whose counterfactual answers count.
+            source_run: was observed; KL is taken from it.
+            examples: (n,) rows of the batch.
+            logits: (n, vocabulary) patched predictions of those.
+
+        Returns:
+            The row's columns about the patched run, (n,) each.
+        """
+        counterfactual = self._batch.counterfactual[corruption][examples]
+        measured = measure(logits, self._batch.answer[examples], counterfactual)
+        source = self._measure(source_run, corruption).log_probs[torch.as_tensor(examples)]
+        values = {f"{metric}_patched": getattr(measured, metric) for metric in METRICS}
+        return {**values, "kl_patched": kl_divergence(source, measured.log_probs)}
+
     def add(self, intervention: Intervention, usable: np.ndarray, logits: Tensor) -> None:
         """Add the rows of one intervention.
 
@@ -69,24 +91,38 @@ class RowWriter:
         Raises:
             UserError: the patched model predicts NaN.
         """
-        _refuse_nan(logits[torch.as_tensor(usable)], f"with {intervention.label} patched")
+        everyone = np.arange(len(self._batch))
+        values = self.patched(intervention.corruption, intervention.source_run, everyone, logits)
+        self.add_values(intervention, usable, values)
+
+    def add_values(
+        self, intervention: Intervention, usable: np.ndarray, patched: Mapping[str, np.ndarray]
+    ) -> None:
+        """Add the rows of one intervention from what `patched` returned, (B,) each.
+
+        What an example that is not usable has there does not matter.
+
+        Raises:
+            UserError: the patched model predicts NaN.
+        """
+        if np.isnan(patched["logp_patched"][usable]).any():
+            raise _nan_error(f"with {intervention.label} patched")
         corruption = intervention.corruption
         base = self._measure(intervention.base_run, corruption)
         source = self._measure(intervention.source_run, corruption)
-        patched = measure(logits, self._batch.answer, self._batch.counterfactual[corruption])
         key = (intervention.base_run, intervention.source_run)
         if key not in self._kl:
             self._kl[key] = kl_divergence(source.log_probs, base.log_probs)
         values = {
             "example": self._batch.index,
             "kl_base": self._kl[key],
-            "kl_patched": kl_divergence(source.log_probs, patched.log_probs),
             "correct": self._correct,
             "correct_in_context": self._correct_in_context,
             "distance": self._batch.distance,
             "heuristic": self._batch.heuristic,
+            **patched,
         }
-        for run, measured in (("base", base), ("source", source), ("patched", patched)):
+        for run, measured in (("base", base), ("source", source)):
             values |= {f"{metric}_{run}": getattr(measured, metric) for metric in METRICS}
         first = intervention.sites[0]
         count = int(usable.sum())
@@ -138,7 +174,11 @@ class RowWriter:
 def _refuse_nan(logits: Tensor, where: str) -> None:
     # An infinite logit is a NaN in the probabilities; minus infinity only excludes its token.
     if bool((logits.isnan() | logits.isposinf()).any()):
-        raise UserError(
-            f"the model's logits {where} are NaN or infinite",
-            "its weights are damaged, or the dtype is too narrow: try float32",
-        )
+        raise _nan_error(where)
+
+
+def _nan_error(where: str) -> UserError:
+    return UserError(
+        f"the model's logits {where} are NaN or infinite",
+        "its weights are damaged, or the dtype is too narrow: try float32",
+    )

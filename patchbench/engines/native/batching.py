@@ -1,0 +1,135 @@
+"""Which items share a forward, and how many.
+
+A forward has a fixed cost (Python, kernel launches, reading the weights) and a cost per token that
+runs through its blocks. Items are grouped by the block and the token at which they resume; a group
+starts where its earliest item does, so merging wastes tokens and splitting wastes forwards. Both
+costs are measured as the work goes on.
+
+Use:
+
+    cuts = choose_cuts(work.first, end=37, overhead=100)
+    for chunk in plan(work, items, ...): ...
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from patchbench.engines.native.forward import Chunk
+from patchbench.engines.native.work import Work
+
+# Until it was measured: what a forward costs, in tokens.
+OVERHEAD = 64.0
+
+
+def choose_cuts(first: np.ndarray, end: int, overhead: float) -> np.ndarray:
+    """Return where documents are cut so that forwards and wasted tokens cost least together.
+
+    Args:
+        first: (n,) smallest patched positions.
+        end: length of the documents.
+        overhead: tokens that one more cut costs.
+
+    Returns:
+        Ascending cuts; an item starts at the last one at or before its first position.
+    """
+    positions, counts = np.unique(first, return_counts=True)
+    size = len(positions)
+    best, came = np.full(size + 1, np.inf), np.zeros(size + 1, int)
+    best[0] = 0.0
+    total = np.concatenate([[0], np.cumsum(counts)])
+    for stop in range(1, size + 1):
+        starts = np.arange(stop)
+        costs = best[starts] + overhead + (total[stop] - total[starts]) * (end - positions[starts])
+        came[stop] = int(np.argmin(costs))
+        best[stop] = costs[came[stop]]
+    cuts, stop = [], size
+    while stop:
+        stop = came[stop]
+        cuts.append(positions[stop])
+    return np.array(cuts[::-1], int)
+
+
+@dataclass(kw_only=True)
+class Grouping:
+    """How items are put into forwards.
+
+    Attributes:
+        cuts: where documents may be cut; only 0 if they are not.
+        layers: where forwards may resume, ascending; only 0 if they do not.
+        repeat: whether several interventions share a forward.
+    """
+
+    cuts: np.ndarray
+    layers: np.ndarray
+    repeat: bool
+
+
+def cut_of(work: Work, items: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """Return where each item's document is cut."""
+    cut = cuts[np.searchsorted(cuts, work.first[items], side="right") - 1]
+    return np.where(work.whole[items], 0, cut)
+
+
+def plan(
+    work: Work, items: np.ndarray, length: int, ends: np.ndarray, how: Grouping
+) -> Iterator[Chunk]:
+    """Yield groups of items that can share forwards, of any size.
+
+    Args:
+        work: what there is.
+        items: which of it to do.
+        length: tokens of the documents.
+        ends: per item the token behind the last that matters.
+        how: see `Grouping`.
+    """
+    layer = how.layers[np.searchsorted(how.layers, work.layer[items], side="right") - 1]
+    cut = cut_of(work, items, how.cuts)
+    end = np.where(work.whole[items], length, ends[items])
+    keys = [work.number[items]]
+    if how.repeat:
+        keys = [cut, layer, work.whole[items], work.kind[items]]
+    order = np.lexsort(keys)
+    changes = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    for part in np.split(order, np.flatnonzero(changes) + 1):
+        yield Chunk(
+            items=items[part],
+            layer=int(layer[part].min()),
+            cut=int(cut[part].min()),
+            end=int(end[part].max()),
+        )
+
+
+@dataclass(kw_only=True)
+class Tuner:
+    """Finds the number of tokens per forward that runs fastest, by trying.
+
+    Attributes:
+        largest: most tokens that a forward may have.
+    """
+
+    largest: int
+    _speeds: dict[int, list[float]] = field(default_factory=dict)
+
+    LADDER = (1, 4, 16)
+    TRIES = 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the next forward should have."""
+        sizes = [max(1, self.largest // step) for step in self.LADDER]
+        for size in sizes:
+            if len(self._speeds.get(size, ())) < self.TRIES:
+                return size
+        return max(sizes, key=lambda size: max(self._speeds[size]))
+
+    def note(self, size: int, tokens: int, blocks: int, seconds: float) -> None:
+        """Take the measurement of a forward that was to have `size` tokens and had `tokens`."""
+        if 2 * tokens >= size and size in {max(1, self.largest // s) for s in self.LADDER}:
+            self._speeds.setdefault(size, []).append(tokens * blocks / max(seconds, 1e-9))
+
+    def halve(self) -> None:
+        """Allow half as many tokens only."""
+        self.largest = max(1, self.largest // 2)
+        self._speeds.clear()
