@@ -16,7 +16,7 @@ where the layer's block differs from the config's.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
@@ -177,6 +177,7 @@ class MixerLMConfig(PreTrainedConfig):
         _one_of("mlp", mlp, MLPS)
         _one_of("norm", norm, NORMS)
         kind = MIXERS[name].Options
+        hints = get_type_hints(kind)
         known = {field.name for field in fields(kind)}
         shared = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
         values = {key: value for key, value in shared.items() if key in known and value is not None}
@@ -186,6 +187,12 @@ class MixerLMConfig(PreTrainedConfig):
                 raise UserError(
                     f"layer {index}: mixer {name!r} has no option {key!r}",
                     near_names(key, known | {"mlp", "norm"}),
+                )
+            value = values[key]
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if hints[key] in (int, float) and not is_number:
+                raise UserError(
+                    f"layer {index}: {key}={value!r} of mixer {name!r}", "a number is needed"
                 )
         return Layer(mixer=name, options=kind(**values), mlp=mlp, norm=norm)
 

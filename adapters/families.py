@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from patchbench.adapters.hook_map import HookMap, HookPoint, path_of
+from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,8 +114,19 @@ FAMILIES: dict[str, Family] = {
 
 
 def map_family(model: PreTrainedModel, family: Family) -> HookMap:
-    """Return the map of a model of a known family."""
-    count = len(model.get_submodule(family.blocks))  # pyright: ignore[reportArgumentType]
+    """Return the map of a model of a known family.
+
+    Raises:
+        UserError: it is the bare decoder, without a language model head.
+    """
+    try:
+        blocks = model.get_submodule(family.blocks)
+    except AttributeError:
+        raise UserError(
+            f"{type(model).__name__} has no module {family.blocks!r}",
+            "a model with its language model head is needed: AutoModelForCausalLM loads it",
+        ) from None
+    count = len(blocks)  # pyright: ignore[reportArgumentType]
     points: dict[tuple[int | None, str], HookPoint] = {(None, "embed"): embed_point(family.embed)}
     for layer in range(count):
         points |= block_points(

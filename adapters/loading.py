@@ -90,8 +90,8 @@ class LoadedModel:
 def load_model(
     model: str | Path | PreTrainedModel,
     *,
-    dtype: str = "float32",
-    device: str = "auto",
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "auto",
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     hook_map: HookMap | None = None,
     trust_remote_code: bool = False,
@@ -101,8 +101,8 @@ def load_model(
     Args:
         model: hub id, folder, `.gguf` file, or a `PreTrainedModel`, whose dtype, device and mode
             stay as they are (engines score it in eval mode and put its own back).
-        dtype: one of `DTYPES`; "auto" takes what the checkpoint holds.
-        device: one of `DEVICES`, or "cuda:1"; "auto" takes CUDA, then MPS, then the CPU.
+        dtype: one of `DTYPES`, by name or as PyTorch's; "auto" takes what the checkpoint holds.
+        device: one of `DEVICES`, "cuda:1", or PyTorch's; "auto" takes CUDA, then MPS, then the CPU.
         tokenizer: hub id, folder or object, where the model brings none or another is wanted.
         hook_map: where the components are, for models that neither table nor inspection knows.
         trust_remote_code: whether code in the checkpoint may run.
@@ -115,6 +115,7 @@ def load_model(
 
     from patchbench.adapters.probe import check_model
 
+    dtype, device = str(dtype).removeprefix("torch."), str(device)
     chosen_dtype, place = _dtype(dtype), _device(device)
     notes: list[str] = []
     if isinstance(model, PreTrainedModel):
@@ -230,10 +231,15 @@ def _tokenizer(
     trust_remote_code: bool,
 ) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer that was asked for, or else the one that the checkpoint brings."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    if wanted is not None and not isinstance(wanted, str | Path):
+    if isinstance(wanted, PreTrainedTokenizerBase):
         return wanted
+    if wanted is not None and not isinstance(wanted, str | Path):
+        raise UserError(
+            f"a {type(wanted).__name__} is no tokenizer",
+            "give a hub id, a folder or a transformers tokenizer",
+        )
     given = source if wanted is None else find_tokenizer(str(wanted))
     if given is None or not given.has_tokenizer:
         return None

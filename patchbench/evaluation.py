@@ -23,7 +23,7 @@ from patchbench.engines import ENGINES
 from patchbench.engines.base import Batch, make_batches
 from patchbench.inputs import model_inputs
 from patchbench.interventions import Direction, Intervention
-from patchbench.results import Result, collect_provenance
+from patchbench.results import MOST_RESAMPLES, Result, collect_provenance
 from patchbench.sites import Position, Site
 from patchbench.tasks.templates import TEMPLATES
 
@@ -48,7 +48,7 @@ _BOUNDS: Mapping[str, tuple[int, int | None]] = {
     "batch_size": (1, None),
     "shots": (0, None),
     "seed": (0, None),
-    "resamples": (100, 100_000),
+    "resamples": (100, MOST_RESAMPLES),
 }
 _OPTIONAL = ("layers", "positions")
 _ITEMS = {Integral: "integers", str: "names"}
@@ -167,12 +167,12 @@ def evaluate(
     """
     from patchbench.adapters import LoadedModel, load_model
     from patchbench.adapters.probe import probe
-    from patchbench.tasks import load_task
+    from patchbench.tasks import Task, load_task
 
     config = EvaluateConfig.of(settings)
     started = time.perf_counter()
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
-    task = load_task(task) if isinstance(task, str) else task
+    task = task if isinstance(task, Task) else load_task(task)
     inputs = model_inputs(
         loaded,
         task,

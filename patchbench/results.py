@@ -33,6 +33,8 @@ __all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
 
 SCHEMA = "patchbench/result"
 VERSION = 1
+# More do not fit into memory.
+MOST_RESAMPLES = 100_000
 # What everything that shows a Result relies on.
 _SUMMARY = ("model", "task", "n", "accuracy", "accuracy_in_context", "floor", "runs")
 _JSON, _ROWS = "result.json", "rows.parquet"
@@ -187,12 +189,30 @@ class Result:
             raise UserError(
                 f"{path} has other columns than version {VERSION}", "run the evaluation again"
             )
-        return cls(
+        loaded = cls(
             config=content["config"],
             provenance=content["provenance"],
             summary=content["summary"],
             rows=rows,
         )
+        loaded._check(directory / _JSON)
+        return loaded
+
+    def _check(self, path: Path) -> None:
+        """Raise `UserError` if what every reader relies on is not what it must be."""
+        try:
+            _ = self.accuracy, self.accuracy_in_context
+            _ = [Position.parse(text) for text in self.config.get("positions") or ()]
+            seed, resamples = self.config.get("seed", 0), self.config.get("resamples", 1)
+            known = isinstance(seed, int) and isinstance(resamples, int)
+            if not known or seed < 0 or not 0 < resamples <= MOST_RESAMPLES:
+                raise ValueError(f"seed {seed}, resamples {resamples}")
+            if not isinstance(self.summary["runs"], list):
+                raise TypeError("runs are no list")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{path} is damaged ({type(error).__name__}: {error})", "run the evaluation again"
+            ) from None
 
     def _attribs(
         self, corruption: str, direction: str, metric: str, sites: Sequence[str] | None
@@ -221,7 +241,7 @@ def _read_json(directory: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (ValueError, RecursionError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error})", "run the evaluation again") from None
+        raise UserError(f"{path} is damaged ({error})", "run the evaluation again") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise UserError(f"{path} is not a Result", f'it lacks "schema": "{SCHEMA}"')
     version = content.get("version")

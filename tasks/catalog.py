@@ -141,6 +141,8 @@ def load_task(name: str, *, seed: int = 0, **overrides: Any) -> "Task":
     """
     from patchbench.tasks.settings import make_config
 
+    if not isinstance(name, str):
+        raise UserError(f"a {type(name).__name__} is no task", "give its name, such as 'ar'")
     name = ALIASES.get(name, name)
     family, _, variant = name.partition("/")
     if family not in TASKS or variant not in variants_of(family):

@@ -101,6 +101,11 @@ class TrainConfig:
                 )
         if self.stop_at is not None and not 0 < self.stop_at <= 1:
             raise UserError(f"stop_at={self.stop_at}", "an accuracy above 0 and up to 1 is needed")
+        if self.data == "fixed" and self.batch_size > self.train_n:
+            raise UserError(
+                f"batch_size={self.batch_size} is more than train_n={self.train_n}",
+                "take smaller batches, or more rows",
+            )
         self._check_rates()
         self._check_length()
         for name in ("checkpoint_every", "dynamics_every"):

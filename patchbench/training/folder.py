@@ -15,6 +15,7 @@ Use:
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class TrainFolder:
         """
         path = Path(path)
         identity = json.loads(json.dumps(dict(identity)))
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if os.path.exists(path) and (not path.is_dir() or any(path.iterdir())):
             content = _read(path)
             if not overwrite:
                 different = differences(content["config"], identity)
@@ -89,7 +90,7 @@ class TrainFolder:
 
     def work(self, rate: float) -> Path:
         """Return the folder of the run with one learning rate."""
-        return self.path / WORK / f"lr-{rate:g}"
+        return self.path / WORK / f"lr-{rate!r}"  # in full: two rates must not share one
 
     def record(self, **facts: Any) -> None:
         """Add to training.json, in one step."""

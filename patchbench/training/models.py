@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from patchbench.tasks import Task
 
 
+# Beyond these a typing mistake would fill the memory.
+_MOST = {"width": 65_536, "layers": 1000, "heads": 65_536}
+# Fields of `MixerLMConfig` that are given otherwise.
+_FIXED = {
+    "vocab_size": "the task decides it",
+    "width": "give --width",
+    "layers": "give --layers",
+    "pattern": "give --arch",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """What to build.
@@ -44,6 +55,13 @@ class ModelSpec:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise UserError(f"{name}={value}", f"at most {most:,} are possible")
+        for name, instead in _FIXED.items():
+            if name in self.options:
+                raise UserError(f"{name} is no option", instead)
         if (self.arch is None) == (self.init_from is None):
             raise UserError("the model is not clear", "give either --arch or --init-from")
         if self.init_from is not None and (self.heads or self.init or self.layers or self.options):

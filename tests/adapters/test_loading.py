@@ -162,3 +162,8 @@ def test_a_cached_hub_model_loads_offline(saved, tmp_path, monkeypatch):
     found = load_model("somebody/tiny").tokenizer
     assert found is not None
     assert found("dog")["input_ids"] == [4]
+
+
+def test_dtype_and_device_may_be_those_of_pytorch(saved):
+    loaded = load_model(saved, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert (loaded.dtype, loaded.device) == ("bfloat16", "cpu")

@@ -226,6 +226,8 @@ def test_a_folder_without_the_tokenizer_asked_for(saved):
 @pytest.mark.parametrize(
     ("settings", "pattern"),
     [
+        ({"dtype": None}, "unknown dtype 'None'"),
+        ({"device": torch.device("cuda:99")}, "device 'cuda:99' is not there"),
         ({"dtype": "bfloat"}, "unknown dtype 'bfloat': did you mean 'bfloat16'"),
         ({"device": "gpu"}, "unknown device 'gpu': did you mean 'cpu'"),
         ({"device": "cuda:x"}, "unknown device 'cuda:x'"),
@@ -246,3 +248,5 @@ def test_a_model_object_is_not_converted_or_moved():
     refused("the model object is float32, not bfloat16", tiny("gpt2"), dtype="bfloat16")
     refused("the model object is on cpu, not on cuda|is not there", tiny("gpt2"), device="cuda")
     refused("a Linear is no model", torch.nn.Linear(2, 2))
+    refused("a int is no tokenizer", tiny("gpt2"), tokenizer=5)
+    refused("GPT2Model has no module .*AutoModelForCausalLM", tiny("gpt2").base_model)

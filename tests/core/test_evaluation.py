@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2LMHeadModel
 
 import patchbench as pb
 from patchbench.evaluation import EvaluateConfig, select_sites
@@ -266,3 +267,34 @@ def test_a_model_that_fails_midway_is_left_as_it_was(call, task, reference):
     handle.remove()
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert pb.evaluate(model, task, **SETTINGS).rows.equals(reference.rows)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.25), ("float16", 0.03)])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mamba"])
+def test_half_precision_differs_by_its_rounding_alone(family, dtype, tolerance, task):
+    """In logits, whose spread is 5: a patch at a wrong place would move them by about 1."""
+    whole = pb.evaluate(tiny(family), task, **SETTINGS)
+    model = tiny(family).to(getattr(torch, dtype))
+    half = pb.evaluate(pb.load_model(model, dtype="auto"), task, **SETTINGS)
+    assert half.provenance["model"]["dtype"] == dtype
+    keys = [(name, "ascending") for name in ("direction", "site", "control", "example")]
+    ours, theirs = (r.rows.sort_by(keys)["logit_patched"].to_numpy() for r in (half, whole))
+    assert np.abs(ours - theirs).max() < tolerance
+    moved = whole.rows["logit_patched"].to_numpy() - whole.rows["logit_base"].to_numpy()
+    assert np.abs(moved).max() > 2 * tolerance
+
+
+def test_a_patch_that_overflows_is_told_and_not_left_out(task):
+    class Overflowing(GPT2LMHeadModel):
+        calls = 0
+
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            self.calls += 1
+            if self.calls > 6:  # behind the probes and the unpatched runs
+                output.logits[..., 0] = torch.inf
+            return output
+
+    model = Overflowing(tiny("gpt2").config)
+    with pytest.raises(pb.UserError, match=r"logits with .* patched are NaN or infinite"):
+        pb.evaluate(model, task, **SETTINGS)

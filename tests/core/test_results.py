@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -200,10 +201,26 @@ def _shorten(folder):
     pq.write_table(pq.read_table(folder / "rows.parquet")[:5], folder / "rows.parquet")
 
 
+def _edit_in(folder, part, **changes):
+    content = json.loads((folder / "result.json").read_text())
+    _edit(folder, **{part: {**content[part], **changes}})
+
+
 DAMAGE = {
     "no folder": (lambda f: os.rename(f, f.with_name("gone")), "not a folder"),
     "foreign": (lambda f: (f / "result.json").unlink(), "not a Result"),
-    "no json": (lambda f: (f / "result.json").write_text("{"), "damaged"),
+    "no json": (lambda f: (f / "result.json").write_text("{"), r"json is damaged \("),
+    "no text": (lambda f: (f / "result.json").write_bytes(b"\xff\xfe"), r"json is damaged \("),
+    "nested": (lambda f: (f / "result.json").write_text("[" * 100_000), r"json is damaged \("),
+    "no digest": (lambda f: _edit(f, rows={}), "damaged or was edited"),
+    "empty summary": (lambda f: _edit(f, summary={}), "its summary lacks 'model'"),
+    "no estimate": (lambda f: _edit_in(f, "summary", accuracy=5), r"json is damaged \(TypeError"),
+    "half an estimate": (lambda f: _edit_in(f, "summary", accuracy={}), r"damaged \(KeyError"),
+    "no runs": (lambda f: _edit_in(f, "summary", runs=None), r"json is damaged \(TypeError"),
+    "seed": (lambda f: _edit_in(f, "config", seed="x"), r"json is damaged \(ValueError"),
+    "resamples": (lambda f: _edit_in(f, "config", resamples=10**12), r"json is damaged \(ValueErr"),
+    "positions": (lambda f: _edit_in(f, "config", positions=5), r"json is damaged \(TypeError"),
+    "position": (lambda f: _edit_in(f, "config", positions=["x+"]), "'x[+]' is not a position"),
     "other json": (lambda f: (f / "result.json").write_text("[]"), "not a Result"),
     "other schema": (lambda f: _edit(f, schema="other"), "not a Result"),
     "newer": (lambda f: _edit(f, version=99), "update patchbench"),
@@ -221,3 +238,23 @@ def test_a_damaged_folder_is_one_line(result, tmp_path, damage, says):
     with pytest.raises(pb.UserError, match=says) as caught:
         Result.load(tmp_path / "run")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/nowhere", "x" * 300, "a\0b"], ids=["empty", "none", "long", "nul"]
+)
+def test_a_name_of_nothing_is_one_line(name):
+    with pytest.raises(pb.UserError, match=": ") as caught:
+        Result.load(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_metric_that_is_not_finite_is_refused_and_not_left_out():
+    rows = make_rows({"L0.q@key": 0.5})
+    column = rows["logp_patched"].to_numpy().copy()
+    column[3] = -np.inf
+    index = rows.schema.get_field_index("logp_patched")
+    rows = rows.set_column(index, rows.schema.field(index), pa.array(column))
+    with pytest.raises(pb.UserError, match="logp is not finite in some rows"):
+        make(rows).attrib("L0.q@key", metric="logp")
+    assert make(rows).attrib("L0.q@key", metric="p").value == pytest.approx(0.5)

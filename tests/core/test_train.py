@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import patchbench as pb
 from patchbench.training import ModelSpec, TrainConfig, Trained, data, train
 from patchbench.training.dynamics import SCHEMA
+from patchbench.training.folder import TrainFolder
 from tests.tiny_models import tiny
 
 TASK = {"num_pairs": 2, "num_keys": 4, "num_values": 4}
@@ -318,3 +319,9 @@ def test_epochs_count_rows():
     assert config.total_steps == 50_016
     assert config.warmup_steps == 5001
     assert data.EVALUATION_BATCH % config.batch_size == 0
+
+
+def test_learning_rates_that_print_alike_have_folders_of_their_own(tmp_path):
+    """Sharing one, the second would go on where the first ended."""
+    folder = TrainFolder.open(tmp_path / "run", {})
+    assert folder.work(1e-3) != folder.work(0.0010000001)

@@ -87,3 +87,9 @@ def test_another_package_adds_a_task(monkeypatch, tmp_path):
 
 def test_the_bare_family_name_of_treecall_is_its_easy_variant():
     assert load_task("atr", seed=3).name == "atr/easy"
+
+
+@pytest.mark.parametrize("name", [None, 5])
+def test_a_task_is_a_name(name):
+    with pytest.raises(UserError, match="is no task: give its name"):
+        load_task(name)
