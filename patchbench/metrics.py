@@ -52,7 +52,8 @@ def measure(
     rows = torch.arange(len(exact))
     answers = torch.as_tensor(answer, dtype=torch.long)
     logit = exact[rows, answers]
-    logp = log_probs[rows, answers]
+    # As `Reference` computes it, so that equal logits give equal numbers.
+    logp = logit - torch.logsumexp(exact, dim=-1)
     logit_diff = torch.full_like(logit, torch.nan)
     if counterfactual is not None:
         other = torch.as_tensor(counterfactual, dtype=torch.long)
@@ -81,6 +82,69 @@ def kl_divergence(log_p: Tensor, log_q: Tensor) -> np.ndarray:
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
     return terms.sum(dim=-1).numpy()
+
+
+class Reference:
+    """A run whose distance to many others is measured: what these need of it, computed once.
+
+    Args:
+        log_probs: (batch, vocabulary) natural log-probabilities in float64.
+    """
+
+    # Rows at a time: what is computed of them stays in the processor's cache.
+    ROWS = 32
+
+    def __init__(self, log_probs: Tensor) -> None:
+        self._log_probs = log_probs
+        self._probs = log_probs.exp()
+        terms = torch.where(self._probs > 0, self._probs * log_probs, 0.0)
+        self._expected = terms.sum(dim=-1)
+
+    def measure(
+        self,
+        logits: Tensor,
+        examples: np.ndarray,
+        answer: np.ndarray,
+        counterfactual: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        """Measure predictions of some examples, and their distance.
+
+        Args:
+            logits: (n, vocabulary), of any float type, on any device.
+            examples: (n,) which row of the reference each belongs to.
+            answer: (n,) token ids.
+            counterfactual: (n,) token ids, −1 where there is none.
+
+        Returns:
+            p, logp, logit and logit_diff as in `Measurement`, and kl = KL(reference ‖ prediction),
+            each (n,).
+        """
+        logits = logits.detach().float().cpu()
+        columns = [torch.as_tensor(ids) for ids in (examples, answer, counterfactual)]
+        parts = [
+            self._measure(*(column[start : start + self.ROWS] for column in (logits, *columns)))
+            for start in range(0, len(logits), self.ROWS)
+        ]
+        logp, logit, logit_diff, kl = (torch.cat(column) for column in zip(*parts, strict=True))
+        found = {"p": logp.exp(), "logp": logp, "logit": logit, "logit_diff": logit_diff, "kl": kl}
+        return {name: column.numpy() for name, column in found.items()}
+
+    def _measure(
+        self, logits: Tensor, examples: Tensor, answer: Tensor, other: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        exact = logits.double()
+        rows = torch.arange(len(exact))
+        total = torch.logsumexp(exact, dim=-1)
+        logit = exact[rows, answer]
+        difference = torch.where(other >= 0, logit - exact[rows, other.clamp(min=0)], torch.nan)
+        # Σ p (log p − log q), with log q = logit − total.
+        kl = self._expected[examples] + total - (self._probs[examples] * exact).sum(dim=-1)
+        # A token that is excluded on both sides is 0 · ∞.
+        for row in kl.isnan().nonzero()[:, 0].tolist():
+            log_q = torch.log_softmax(exact[row : row + 1], dim=-1)
+            reference = self._log_probs[examples[row : row + 1]]
+            kl[row] = float(kl_divergence(reference, log_q)[0])
+        return logit - total, logit, difference, kl
 
 
 def best_candidate(log_probs: Tensor, candidates: np.ndarray) -> np.ndarray:

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from patchbench.common import UserError
 from patchbench.effects import METRICS, ROW_SCHEMA
 from patchbench.engines.base import Batch
 from patchbench.interventions import CLEAN, Intervention
-from patchbench.metrics import Measurement, best_candidate, kl_divergence, measure
+from patchbench.metrics import Measurement, Reference, best_candidate, kl_divergence, measure
 
 
 class RowWriter:
@@ -32,6 +31,7 @@ class RowWriter:
         self._logits: dict[str, Tensor] = {}
         self._measured: dict[tuple[str, str], Measurement] = {}
         self._kl: dict[tuple[str, str], np.ndarray] = {}
+        self._references: dict[str, Reference] = {}
         self._columns: dict[str, list] = {name: [] for name in ROW_SCHEMA.names}
         self._correct = self._correct_in_context = np.zeros(len(batch), bool)
 
@@ -74,11 +74,16 @@ class RowWriter:
         Returns:
             The row's columns about the patched run, (n,) each.
         """
-        counterfactual = self._batch.counterfactual[corruption][examples]
-        measured = measure(logits, self._batch.answer[examples], counterfactual)
-        source = self._measure(source_run, corruption).log_probs[torch.as_tensor(examples)]
-        values = {f"{metric}_patched": getattr(measured, metric) for metric in METRICS}
-        return {**values, "kl_patched": kl_divergence(source, measured.log_probs)}
+        if source_run not in self._references:
+            log_probs = self._measure(source_run, corruption).log_probs
+            self._references[source_run] = Reference(log_probs)
+        found = self._references[source_run].measure(
+            logits,
+            examples,
+            self._batch.answer[examples],
+            self._batch.counterfactual[corruption][examples],
+        )
+        return {f"{name}_patched": column for name, column in found.items()}
 
     def add(self, intervention: Intervention, usable: np.ndarray, logits: Tensor) -> None:
         """Add the rows of one intervention.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchbench.metrics import best_candidate, kl_divergence, measure
+from patchbench.metrics import Reference, best_candidate, kl_divergence, measure
 
 
 def softmax(row: list[float]) -> list[float]:
@@ -50,6 +50,36 @@ def test_a_masked_token_adds_nothing_to_the_kl():
     log_q = torch.log(torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64))
     truth = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
     assert kl_divergence(log_p, log_q)[0] == pytest.approx(truth, rel=1e-12)
+
+
+def test_a_reference_measures_many_predictions_at_once(logits):
+    """Against sums by hand, in any order and more rows than are computed at a time."""
+    reference = Reference(torch.log_softmax(logits[:2].double(), -1))
+    examples = np.array([1, 0, 1] * 15)
+    predictions = logits[[2, 3, 3] * 15]
+    answer, other = np.array([3, 0, 10] * 15), np.array([1, -1, 2] * 15)
+    found = reference.measure(predictions, examples, answer, other)
+    for row, values in enumerate(predictions.tolist()):
+        q, p = softmax(values), softmax(logits[examples[row]].tolist())
+        truth = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+        assert found["kl"][row] == pytest.approx(truth, rel=1e-10)
+        assert found["p"][row] == pytest.approx(q[answer[row]], rel=1e-12)
+        assert found["logp"][row] == pytest.approx(math.log(q[answer[row]]), rel=1e-12)
+        assert found["logit"][row] == values[answer[row]]
+        if other[row] < 0:
+            assert math.isnan(found["logit_diff"][row])
+        else:
+            assert found["logit_diff"][row] == values[answer[row]] - values[other[row]]
+
+
+def test_tokens_excluded_on_one_or_both_sides_of_a_reference():
+    excluded = -math.inf
+    log_p = torch.log_softmax(torch.tensor([[0.0, 0.0, excluded]], dtype=torch.float64), -1)
+    both = torch.tensor([[0.0, math.log(3), excluded], [excluded, 0.0, 0.0]])
+    none, ids = np.array([-1, -1]), np.array([0, 0])
+    found = Reference(log_p).measure(both, ids, np.array([0, 1]), none)
+    assert found["kl"][0] == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-6)
+    assert found["kl"][1] == math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

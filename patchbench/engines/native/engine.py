@@ -49,6 +49,9 @@ class NativeEngine:
         cache_bytes: most that everything kept of the unpatched runs may take. Interventions whose
             activations do not fit wait for another round, with one more forward per run.
         tricks: which of `selfcheck.TRICKS` may be used, where they are right.
+
+    Attributes:
+        kept: most bytes that were kept of unpatched runs at a time.
     """
 
     name = "native"
@@ -57,6 +60,7 @@ class NativeEngine:
         self.counters = Counters()
         self.cache_bytes = cache_bytes
         self.tricks = frozenset(tricks)
+        self.kept = 0
         self._models: WeakKeyDictionary[nn.Module, _Model] = WeakKeyDictionary()
 
     def run(
@@ -112,7 +116,7 @@ class _Job:
         usable: dict[Intervention, np.ndarray],
         writer: RowWriter,
     ) -> None:
-        self._counters, self._budget = engine.counters, engine.cache_bytes
+        self._engine, self._counters = engine, engine.counters
         self._model, self._loaded, self._batch, self._writer = model, loaded, batch, writer
         self._interventions, self._usable = interventions, usable
         self._work = Work(interventions, usable, batch, loaded.hook_map)
@@ -124,6 +128,8 @@ class _Job:
         past = self._past()
         recording = self._record(past)
         self._prepare(past, recording)
+        kept = recording.nbytes + (0 if past is None else past.nbytes)
+        self._engine.kept = max(self._engine.kept, kept)
         self._runner = Runner(
             self._loaded,
             self._batch,
@@ -206,11 +212,11 @@ class _Job:
             for items, logits in self._run_chunk(chunk):
                 for index in np.unique(contrast[items]):
                     rows = np.flatnonzero(contrast[items] == index)
-                    mine = items[rows]
+                    mine, part = items[rows], logits
+                    if len(rows) < len(items):
+                        part = logits[torch.as_tensor(rows, device=logits.device)]
                     corruption, source_run = known[index]
-                    found = self._writer.patched(
-                        corruption, source_run, work.example[mine], logits[rows]
-                    )
+                    found = self._writer.patched(corruption, source_run, work.example[mine], part)
                     for name, column in found.items():
                         if name not in values:
                             shape = (len(interventions), len(self._batch))
@@ -227,7 +233,9 @@ class _Job:
         tuner = self._tuner(group)
         while len(left):
             size = tuner.tokens
-            most = max(1, size // width) if "repeat" in self._model.tricks else len(left)
+            most = max(1, min(size // width, size // 2))
+            if "repeat" not in self._model.tricks:
+                most = len(left)
             # Equal parts, rather than a small rest.
             count = -(-len(left) // -(-len(left) // most))
             chunk = Chunk(items=left[:count], layer=group.layer, cut=group.cut, end=group.end)

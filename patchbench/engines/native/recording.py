@@ -92,6 +92,11 @@ class Recording:
             self._keep_entering(layer, run, hidden)
         return self._read_out.logits(output)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(part.nbytes for part in (*self.donors.values(), *self.entering.values()))
+
     def _keep_entering(self, layer: int, run: str, hidden: Tensor) -> None:
         size, first = len(self._batch), self._work.base_runs.index(run) * len(self._batch)
         if layer not in self.entering:

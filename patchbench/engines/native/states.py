@@ -41,6 +41,11 @@ class Past(Protocol):
         """
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        ...
+
     def resume(self, documents: np.ndarray, cut: int, layer: int) -> dict[str, Any]:
         """Return arguments for a run of the tokens from `cut` on, whose first block is `layer`."""
         ...
@@ -98,6 +103,11 @@ class KeyValues:
             self._layers.append(pair)
         return None
 
+    @property
+    def nbytes(self) -> int:
+        """See `Past`."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
+
     def resume(self, documents: np.ndarray, cut: int, layer: int) -> dict[str, Any]:
         """See `Past`."""
         if not cut:
@@ -148,6 +158,12 @@ class MixerStates:
             )
             start = cut
         return None
+
+    @property
+    def nbytes(self) -> int:
+        """See `Past`."""
+        kept = [layer for _, layers in self._kept.values() for layer in layers]
+        return sum(state.nbytes for layer in kept for state in layer.values())
 
     def resume(self, documents: np.ndarray, cut: int, layer: int) -> dict[str, Any]:
         """See `Past`."""
