@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchbench.adapters.bundled import find_bundled
 from patchbench.adapters.gguf_files import calm_gguf, find_gguf, local_path
 from patchbench.common import UserError
 
@@ -117,7 +118,8 @@ def find_source(name: str) -> Source:
     """Return where `name` is.
 
     Raises:
-        UserError: it is neither a folder with a checkpoint, nor a `.gguf` file, nor a hub id.
+        UserError: it is neither a folder with a checkpoint, nor a `.gguf` file, nor a bundled
+            model, nor a hub id.
     """
     path = local_path(name)
     if name.endswith(".gguf"):
@@ -130,6 +132,8 @@ def find_source(name: str) -> Source:
         )
     if path.is_dir() and name:
         return _folder(name, path)
+    if (model := find_bundled(name)) is not None:
+        return _folder(name, model.folder)
     if path.is_file():
         raise UserError(f"{name} is a file", "give the folder of the checkpoint, or a .gguf file")
     if not name.strip() or name.startswith((".", "/", "~")) or not _is_hub_id(name):

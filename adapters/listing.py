@@ -7,6 +7,7 @@ Use:
 
 from dataclasses import dataclass
 
+from patchbench.adapters.bundled import bundled_models
 from patchbench.adapters.families import FAMILIES
 from patchbench.adapters.hook_map import HOOK_MAPS
 from patchbench.adapters.mixers import MIXERS
@@ -18,8 +19,9 @@ class ModelInfo:
     """One line of the list.
 
     Attributes:
-        kind: "preset" (a named architecture of ours), "mixer" (a layer that architectures are
-            built from) or "family" (models of transformers whose components are tabulated).
+        kind: "bundled" (a trained model that comes with the package), "preset" (a named
+            architecture of ours), "mixer" (a layer that architectures are built from) or "family"
+            (models of transformers whose components are tabulated).
     """
 
     name: str
@@ -28,8 +30,11 @@ class ModelInfo:
 
 
 def list_models() -> list[ModelInfo]:
-    """Return presets, mixers and families, plugins included."""
-    found = []
+    """Return bundled models, presets, mixers and families, plugins included."""
+    found = [
+        ModelInfo(name=model.name, kind="bundled", description=f"trained on {model.task['name']}")
+        for model in bundled_models()
+    ]
     for name, preset in PRESETS.items():
         layers = " + ".join(_layer(dict(layer)) for layer in preset.pattern)
         found.append(ModelInfo(name=name, kind="preset", description=layers))

@@ -73,8 +73,21 @@ def _root(
 
 @app.command()
 def evaluate(
-    model: Model,
-    task: Annotated[str, typer.Option("--task", "-t", help="Task: see `patchbench tasks`.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Hub id, folder or .gguf file of a causal language model, or a bundled one "
+            "(patchbench/ar-mamba).  [default: all bundled ones, side by side]",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", "-t", help="Task: see `patchbench tasks`.  [default: a bundled model's own]"
+        ),
+    ] = None,
     overrides: Overrides = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Examples.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Examples per forward.")] = 32,
@@ -87,8 +100,9 @@ def evaluate(
         str, typer.Option(help="denoise (clean into corrupted), noise; several by comma.")
     ] = "denoise",
     components: Annotated[
-        str, typer.Option(help="Hook points, by comma: see `patchbench sites`.")
-    ] = "block_input",
+        str | None,
+        typer.Option(help="Hook points, by comma: see `patchbench sites`.  [default: block_input]"),
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="For example 0,3-5.  [default: all]")] = None,
     positions: Annotated[
         str | None,
@@ -125,23 +139,34 @@ def evaluate(
         "split": split,
         "corruptions": _names(corruption),
         "directions": _names(direction),
-        "components": _names(components),
         "layers": _layers(layers),
-        "positions": _names(positions) if positions is not None else None,
         "template": template,
         "shots": shots,
         "engine": engine,
     }
+    if components is not None:
+        config["components"] = _names(components)
+    if positions is not None:
+        config["positions"] = _names(positions)
     changes = _overrides(overrides)
     if out is not None:
         check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
     _calm_libraries()
     _set_threads(threads)
+    from patchbench import demo
     from patchbench.evaluation import EvaluateConfig
     from patchbench.report import terminal
 
     EvaluateConfig.of(config)  # before a model is loaded for nothing
-    loaded_task = patchbench.load_task(task, seed=seed, **changes)
+    if model is None:
+        if task is not None or changes:
+            raise UserError("--task and --set need a --model", "name one, or drop them")
+        _evaluate_bundled(config, out=out, overwrite=overwrite, as_json=as_json, quiet=quiet)
+        return
+    if task is None:
+        loaded_task = demo.bundled_task(model, **changes)
+    else:
+        loaded_task = patchbench.load_task(task, seed=seed, **changes)
     with terminal.spinner(f"loading {model}", quiet=quiet or as_json):
         loaded = patchbench.load_model(
             model,
@@ -168,6 +193,27 @@ def evaluate(
             typer.echo(f"written: {out}")
     if failure is not None:
         raise failure
+
+
+def _evaluate_bundled(
+    config: dict[str, Any], *, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run the demo, print the comparison, and write one folder per model below `out`."""
+    from patchbench import demo
+    from patchbench.report import terminal
+    from patchbench.report.comparison import print_demo
+
+    with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
+        results = demo.demo(progress=progress, command=_command_line(), **config)
+    if out is not None:
+        demo.save(results, out, overwrite=overwrite)
+    if as_json:
+        summaries = {name: result.summary for name, result in results.items()}
+        typer.echo(json.dumps(summaries, indent=2))
+    else:
+        print_demo(results, quiet=quiet)
+        if out is not None:
+            typer.echo(f"written: {out}")
 
 
 @tasks_app.callback(invoke_without_command=True)

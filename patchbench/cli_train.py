@@ -28,12 +28,23 @@ def train(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the model and its Result.")
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            "-p",
+            help="tiny, mini or paper: settings known for --arch and --task; other options change "
+            "them. list shows what they reached.",
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps; or --epochs.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over a fixed set.")] = None,
-    width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 64,
-    layers: Annotated[int | None, typer.Option(help="Layers (default: 2).")] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads per mixer (default: 1).")] = None,
-    init: Annotated[str | None, typer.Option(help="normal or pytorch (default: normal).")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Width of the residual stream.  [default: 64]")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers.  [default: 2]")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads per mixer.  [default: 1]")] = None,
+    init: Annotated[str | None, typer.Option(help="normal or pytorch.  [default: normal]")] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of the mixers or of the model."),
@@ -41,40 +52,68 @@ def train(
     init_from: Annotated[
         str | None, typer.Option(help="Hub id or folder of weights to start from.")
     ] = None,
-    lr: Annotated[str, typer.Option(help="Learning rate; auto chooses by dev loss.")] = "1e-3",
+    lr: Annotated[
+        str | None,
+        typer.Option(help="Learning rate; auto chooses by dev loss.  [default: 1e-3]"),
+    ] = None,
     lr_grid: Annotated[
-        str, typer.Option(help="The rates that auto tries, by comma.")
-    ] = "3e-4,1e-3,3e-3,1e-2",
-    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = 32,
-    warmup: Annotated[float, typer.Option(help="Share of the steps below 1, else steps.")] = 0.1,
-    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "cosine",
-    data: Annotated[str, typer.Option(help="fixed (a set, repeated) or fresh.")] = "fixed",
-    train_n: Annotated[int, typer.Option(help="Rows of the fixed set.")] = 100_032,
-    dev_n: Annotated[int, typer.Option(help="Rows of dev.")] = 512,
-    test_n: Annotated[int, typer.Option(help="Rows of test, for the Result.")] = 1024,
+        str | None,
+        typer.Option(help="The rates that auto tries.  [default: 3e-4,1e-3,3e-3,1e-2]"),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples per step.  [default: 32]")
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="Share of the steps below 1, else steps.  [default: 0.1]")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="constant, linear or cosine.  [default: cosine]")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="fixed (a set, repeated) or fresh.  [default: fixed]")
+    ] = None,
+    train_n: Annotated[
+        int | None, typer.Option(help="Rows of the fixed set.  [default: 100032]")
+    ] = None,
+    curriculum: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE:STEPS", help="An easier task to begin with, as num_pairs=2:1500."
+        ),
+    ] = None,
+    dev_n: Annotated[int | None, typer.Option(help="Rows of dev.  [default: 512]")] = None,
+    test_n: Annotated[
+        int | None, typer.Option(help="Rows of test, for the Result.  [default: 1024]")
+    ] = None,
     stop_at: Annotated[
-        float | None, typer.Option(help="Stop when dev accuracy reaches this.")
+        float | None, typer.Option(help="Stop when dev accuracy reaches this.  [default: never]")
     ] = None,
     log_every: Annotated[
-        int | None, typer.Option(help="Steps between dev evaluations (default: 1/40 of all).")
+        int | None, typer.Option(help="Steps between dev evaluations.  [default: 1/40 of all]")
     ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints (default: --log-every).")
+        int | None, typer.Option(help="Steps between checkpoints.  [default: --log-every]")
     ] = None,
     dynamics_every: Annotated[
         int | None,
-        typer.Option(help="Steps between interchange metrics; 0: none (default: 1/20 of all)."),
+        typer.Option(help="Steps between interchange metrics; 0: none.  [default: 1/20 of all]"),
     ] = None,
-    dynamics_n: Annotated[int, typer.Option(help="Rows of dev for them.")] = 64,
+    dynamics_n: Annotated[
+        int | None, typer.Option(help="Rows of dev for them.  [default: 64]")
+    ] = None,
     dynamics_components: Annotated[
-        str, typer.Option(help="Hook points for them, by comma.")
-    ] = "block_input",
-    clip: Annotated[float, typer.Option(help="Largest gradient norm; 0: any.")] = 1.0,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16 (mixed).")] = "float32",
+        str | None, typer.Option(help="Hook points for them, by comma.  [default: block_input]")
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest gradient norm; 0: any.  [default: 1]")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of AdamW.  [default: 0]")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, or bfloat16 (mixed).  [default: float32]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and the data's order.")] = 0,
     task_seed: Annotated[
-        int | None, typer.Option(help="Seed of the task (default: --seed).")
+        int | None, typer.Option(help="Seed of the task.  [default: --seed]")
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -82,7 +121,7 @@ def train(
     ] = None,
     device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads (default: PyTorch's choice).")
+        int | None, typer.Option(help="CPU threads.  [default: PyTorch's choice]")
     ] = None,
     report_to: Annotated[
         str | None, typer.Option(help="Loggers of transformers, by comma, as in wandb.")
@@ -97,18 +136,22 @@ def train(
     if arch == _LIST:
         _print_architectures(as_json=as_json)
         return
+    if preset == _LIST:
+        _print_presets(as_json=as_json)
+        return
     if task is None or out is None:
         raise UserError(f"{'--task' if task is None else '--out'} is missing", "name one")
-    settings: dict[str, Any] = {
+    given: dict[str, Any] = {
         "steps": steps,
         "epochs": epochs,
         "batch_size": batch_size,
-        "lr": lr if lr == "auto" else _number(lr),
-        "lr_grid": [_number(rate) for rate in cli._names(lr_grid)],
+        "lr": lr if lr in (None, "auto") else _number(lr),
+        "lr_grid": lr_grid and [_number(rate) for rate in cli._names(lr_grid)],
         "warmup": warmup,
         "schedule": schedule,
         "data": data,
         "train_n": train_n,
+        "curriculum": curriculum or None,
         "dev_n": dev_n,
         "test_n": test_n,
         "stop_at": stop_at,
@@ -116,29 +159,37 @@ def train(
         "checkpoint_every": checkpoint_every,
         "dynamics_every": dynamics_every,
         "dynamics_n": dynamics_n,
-        "dynamics_components": cli._names(dynamics_components),
+        "dynamics_components": dynamics_components and cli._names(dynamics_components),
         "clip": clip,
         "weight_decay": weight_decay,
         "precision": precision,
-        "seed": seed,
     }
-    options, changes = cli._overrides(option), cli._overrides(overrides)
+    settings = {name: value for name, value in given.items() if value is not None}
+    shape = {"width": width, "layers": layers, "heads": heads, "init": init}
+    model: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
+    model["options"] = cli._overrides(option)
+    changes = cli._overrides(overrides)
     cli._calm_libraries()
     cli._set_threads(threads)
+    from patchbench.report import terminal
     from patchbench.report.training import print_trained, training_bar
     from patchbench.training import ModelSpec, TrainConfig
     from patchbench.training import train as run
 
+    if preset is not None:
+        from patchbench.training.presets import find_preset
+
+        chosen = find_preset(preset, arch, task).changed(
+            model=model, settings=settings, overrides=changes
+        )
+        task, changes, model, settings = (
+            chosen.task, dict(chosen.overrides), dict(chosen.model), dict(chosen.settings)
+        )  # fmt: skip
+        if not quiet and not as_json:
+            terminal.print_line(f"preset {preset}: {chosen.describe()}")
+    settings["seed"] = seed
     TrainConfig.of(settings)  # before data are made for nothing
-    spec = ModelSpec(
-        arch=arch,
-        width=width,
-        layers=layers,
-        heads=heads,
-        init=init,
-        options=options,
-        init_from=init_from,
-    )
+    spec = ModelSpec(arch=arch, init_from=init_from, **model)
     loaded_task = patchbench.load_task(
         task, seed=seed if task_seed is None else task_seed, **changes
     )
@@ -179,6 +230,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise UserError(f"learning rate {text!r}", "a number or auto is needed") from None
+
+
+def _print_presets(*, as_json: bool) -> None:
+    from patchbench.report import terminal
+    from patchbench.training.presets import list_presets
+
+    terminal.print_rows(list_presets(), as_json=as_json)
 
 
 def _print_architectures(*, as_json: bool) -> None:

@@ -71,6 +71,10 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
             "associative recall; test asks pairs that training never asks", {"held_out": 0.2}
         ),
         "mini": Variant(
+            "associative recall with 8 pairs of 64 keys and 64 values",
+            {"num_pairs": 8, "num_keys": 64, "num_values": 64},
+        ),
+        "tiny": Variant(
             "associative recall with 4 pairs of 16 keys and 16 values",
             {"num_pairs": 4, "num_keys": 16, "num_values": 16},
         ),

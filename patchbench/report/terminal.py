@@ -86,6 +86,11 @@ def spinner(label: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
+def print_line(text: str) -> None:
+    """Print plain text, wrapped."""
+    make_console().print(escape(text))
+
+
 def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool = False) -> None:
     """Print dicts with equal keys as a table, or as JSON."""
     console = make_console()
@@ -198,12 +203,12 @@ def _print_grid(
         for position in shown:
             table.add_column(position, justify="right", no_wrap=True)
         for layer in layers:
-            cells = (_cell(grid.get((layer, position))) for position in shown)
+            cells = (cell(grid.get((layer, position))) for position in shown)
             table.add_row("–" if layer is None else str(layer), *cells)
         console.print(table)
 
 
-def _cell(estimate: "Estimate | None") -> Text:
+def cell(estimate: "Estimate | None") -> Text:
     """Bold where most of the effect is restored for sure, dim where perhaps none is."""
     if estimate is None:
         return Text("–")

@@ -14,7 +14,7 @@ import copy
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,13 +155,16 @@ class _Training:
         self.model, self.task, self.config, self.device = model, task, config, device
         self.dev = data.held_out(task, "dev", config.dev_n)
         longest = max(batch["input_ids"].shape[1] for batch in self.dev) + 1
-        if config.data == "fixed":
-            rows = data.dataset_rows(task, "train", config.train_n)
-            longest = max(longest, int(rows.lengths.max()) + 1)
-            self._source = data.fixed(rows, config.seed)
-        else:
-            longest = max(longest, task.max_length)
-            self._source = data.fresh(task)
+        self._sources = []
+        for changes, steps in config.stages:
+            part = _changed(task, changes)
+            if config.data == "fixed":
+                rows = data.dataset_rows(part, "train", config.train_n)
+                longest = max(longest, int(rows.lengths.max()) + 1)
+                self._sources.append((data.fixed(rows, config.seed), steps))
+            else:
+                longest = max(longest, part.max_length)
+                self._sources.append((data.fresh(part), steps))
         self.notes = check_fit(model, task, longest)
         if config.dynamics_distance:
             select_sites(hook_map_for(model), config.dynamics_components, None, DEFAULT_POSITIONS)
@@ -191,11 +194,16 @@ class _Training:
         return run_fit(
             network,
             rate=rate,
-            batches=data.Batches(
-                self._source,
-                batch_size=config.batch_size,
-                count=config.total_steps,
-                share=process_share(config.batch_size),
+            batches=data.Stages(
+                [
+                    data.Batches(
+                        source,
+                        batch_size=config.batch_size,
+                        count=steps,
+                        share=process_share(config.batch_size),
+                    )
+                    for source, steps in self._sources
+                ]
             ),
             dev=self.dev,
             config=config,
@@ -205,6 +213,21 @@ class _Training:
             progress=report,
             report_to=report_to,
         )
+
+
+def _changed(task: "Task", changes: Mapping[str, str]) -> "Task":
+    """Return the task of a stage of the curriculum."""
+    from patchbench.tasks import load_task
+
+    if not changes:
+        return task
+    part = load_task(task.name, seed=task.seed, **{**asdict(task.config), **changes})
+    if part.symbols != task.symbols:
+        raise UserError(
+            f"curriculum {dict(changes)} changes the vocabulary of task {task.name!r}",
+            "change what leaves the tokens as they are, such as num_pairs",
+        )
+    return part
 
 
 def _finish(

@@ -38,6 +38,8 @@ class TrainConfig:
         data: "fixed": the first `train_n` rows of train, in another order each epoch; "fresh": new
             rows in every step. Both depend on nothing but the seeds.
         train_n: rows of the fixed set.
+        curriculum: easier tasks to begin with, as in ("num_pairs=2:1500", "num_pairs=4:2000"):
+            other values in the task's config, and for how many of the steps.
         dev_n: rows of dev, on which training is watched, stopped, and its rate chosen.
         test_n: rows of test, for the final Result.
         stop_at: dev accuracy at which training stops.
@@ -63,6 +65,7 @@ class TrainConfig:
     schedule: str = "cosine"
     data: str = "fixed"
     train_n: int = 100_032
+    curriculum: tuple[str, ...] = ()
     dev_n: int = 512
     test_n: int = 1024
     stop_at: float | None = None
@@ -143,6 +146,12 @@ class TrainConfig:
         return int(self.warmup * self.total_steps if self.warmup < 1 else self.warmup)
 
     @property
+    def stages(self) -> list[tuple[dict[str, str], int]]:
+        """What changes in the task's config, and for how many steps; the task itself comes last."""
+        easier = [_stage(text) for text in self.curriculum]
+        return [*easier, ({}, self.total_steps - sum(steps for _, steps in easier))]
+
+    @property
     def rates(self) -> tuple[float, ...]:
         """The learning rates to train with."""
         return self.lr_grid if self.lr == AUTO else (float(self.lr),)
@@ -183,3 +192,19 @@ class TrainConfig:
                 raise UserError(f"epochs={self.epochs}", "a number above 0 is needed")
             if self.data == "fresh":
                 raise UserError("fresh data have no epochs", "give steps, or use fixed data")
+        if self.stages[-1][1] < 1:
+            raise UserError(
+                f"curriculum {list(self.curriculum)} leaves no step of {self.total_steps}",
+                "give more --steps",
+            )
+
+
+def _stage(text: str) -> tuple[dict[str, str], int]:
+    """Parse "NAME=VALUE:STEPS", or several "NAME=VALUE" by comma."""
+    changes, colon, steps = text.rpartition(":")
+    pairs = [pair.partition("=") for pair in changes.split(",")]
+    if not colon or not steps.isdecimal() or int(steps) < 1 or not all(eq for _, eq, _ in pairs):
+        raise UserError(
+            f"curriculum {text!r} is not NAME=VALUE:STEPS", "for example num_pairs=2:1500"
+        )
+    return {name.strip(): value.strip() for name, _, value in pairs}, int(steps)

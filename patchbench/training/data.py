@@ -12,7 +12,7 @@ Use:
     dev = held_out(task, "dev", 512)    # a list of such batches
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -178,6 +178,23 @@ class Batches(Dataset[TensorBatch]):
             for index in sorted(full, key=lambda rows_of_batch: rows_of_batch[-1]):
                 yield rows, index
             waiting = rows.take(np.sort(np.concatenate(rest)))
+
+
+class Stages(Dataset[TensorBatch]):
+    """The batches of one after another."""
+
+    def __init__(self, parts: Sequence[Batches]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __getitem__(self, step: int) -> TensorBatch:
+        for part in self._parts:
+            if step < len(part):
+                return part[step]
+            step -= len(part)
+        raise IndexError(step)
 
 
 def first(items: list[Any]) -> Any:

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerState
 from transformers.trainer_utils import SchedulerType
 
 from patchbench.adapters.checkpoints import quiet_transformers
 from patchbench.training.config import SCHEDULES, TrainConfig
-from patchbench.training.data import Batches, TensorBatch, first
+from patchbench.training.data import TensorBatch, first
 from patchbench.training.watcher import COMPLETE, Diverged, Progress, Watcher, logged, solved
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run_fit(
     model: "PreTrainedModel",
     *,
     rate: float,
-    batches: Batches,
+    batches: Dataset[TensorBatch],
     dev: Sequence[TensorBatch],
     config: TrainConfig,
     folder: Path,
@@ -149,7 +149,7 @@ class AnswerTrainer(Trainer):
         self,
         model: "PreTrainedModel",
         arguments: TrainingArguments,
-        batches: Batches,
+        batches: Dataset[TensorBatch],
         watcher: "Watcher",
     ) -> None:
         super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=[watcher])
@@ -167,7 +167,7 @@ class AnswerTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Return the batches in order; each process has its share of every batch."""
         return DataLoader(
-            cast(Batches, self.train_dataset),
+            cast(Dataset[TensorBatch], self.train_dataset),
             batch_size=1,
             collate_fn=first,
             # Its own, or else it would draw from the global one.

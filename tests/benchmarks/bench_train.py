@@ -25,9 +25,9 @@ from patchbench.training.watcher import Watcher
 STEPS, SKIPPED, TURNS = 60, 10, 3
 SETTINGS = {
     "attention, the paper's task, d 64": (ModelSpec(arch="attention"), "ar", "fixed"),
-    "delta_net, ar/mini, d 32": (ModelSpec(arch="delta_net", width=32), "ar/mini", "fixed"),
-    "delta_net, ar/mini, d 32, fresh": (ModelSpec(arch="delta_net", width=32), "ar/mini", "fresh"),
-    "attention, ar/mini, d 32": (ModelSpec(arch="attention", width=32), "ar/mini", "fixed"),
+    "delta_net, ar/tiny, d 32": (ModelSpec(arch="delta_net", width=32), "ar/tiny", "fixed"),
+    "delta_net, ar/tiny, d 32, fresh": (ModelSpec(arch="delta_net", width=32), "ar/tiny", "fresh"),
+    "attention, ar/tiny, d 32": (ModelSpec(arch="attention", width=32), "ar/tiny", "fixed"),
 }
 
 

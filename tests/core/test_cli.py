@@ -39,7 +39,7 @@ def run(monkeypatch, capsys):
     return call
 
 
-AR = ("--task", "ar/mini", "--n", 8)
+AR = ("--task", "ar/tiny", "--n", 8)
 
 
 def test_evaluate_prints_a_summary_in_80_columns_and_writes_the_folder(run, model_dir, tmp_path):
@@ -48,13 +48,13 @@ def test_evaluate_prints_a_summary_in_80_columns_and_writes_the_folder(run, mode
     assert code == 0
     # The path is printed whole, however long.
     assert max(len(s) for s in stdout.splitlines() if not s.startswith("written: ")) <= 80
-    for word in ("gpt2", "float32", "cpu", "ar/mini", "8 items", "accuracy", "identity"):
+    for word in ("gpt2", "float32", "cpu", "ar/tiny", "8 items", "accuracy", "identity"):
         assert word in stdout
     assert "below the gate" in stdout  # an untrained model has no mechanism to show
     assert {p.name for p in out.iterdir()} >= {"result.json", "rows.parquet"}
 
 
-@pytest.mark.parametrize(("task", "shown"), [("ar/mini", False), ("atr/easy", True)])
+@pytest.mark.parametrize(("task", "shown"), [("ar/tiny", False), ("atr/easy", True)])
 def test_accuracy_beyond_heuristics_is_shown_where_there_are_some(run, model_dir, task, shown):
     code, stdout, _ = run("evaluate", "--model", model_dir, "--task", task, "--n", 32)
     assert code == 0
@@ -211,7 +211,7 @@ def test_a_bug_is_code_1_and_shows_where(model_dir):
     script = (
         "import sys; from patchbench import cli, controls\n"
         "controls.check = lambda *_, **__: 1 / 0\n"
-        f"sys.argv = ['patchbench', 'evaluate', '--model', {str(model_dir)!r}, '--task', 'ar/mini',"
+        f"sys.argv = ['patchbench', 'evaluate', '--model', {str(model_dir)!r}, '--task', 'ar/tiny',"
         " '--n', '4']\n"
         "cli.main()"
     )
@@ -224,7 +224,8 @@ def test_a_bug_is_code_1_and_shows_where(model_dir):
     ("arguments", "says"),
     [
         (["evalute"], "Did you mean 'evaluate'"),
-        (["evaluate"], "--model"),
+        (["evaluate", "--task", "ar"], "--model"),
+        (["evaluate", "--model", "gpt2"], "--task"),
         (["evaluate", "--model"], "requires an argument"),
         (["evaluate", "--model", "x", "--task", "ar", "--corruptoin", "key"], "--corruption"),
         (["evaluate", "--model", "x", "--task", "ar", "--n", "many"], "--n"),
@@ -321,7 +322,7 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback():
 def test_export_writes_a_loadable_dataset(run, tmp_path):
     from datasets import load_dataset
 
-    code, _, stderr = run("tasks", "export", "ar/mini", "--out", tmp_path / "d", "--n", 16)
+    code, _, stderr = run("tasks", "export", "ar/tiny", "--out", tmp_path / "d", "--n", 16)
     assert code == 0, stderr
     rows = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))["test"]
     assert rows.num_rows == 16
@@ -331,7 +332,7 @@ def test_export_writes_a_loadable_dataset(run, tmp_path):
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "kill"])
 def test_interrupting_leaves_nothing_half_written(sign, model_dir, tmp_path):
     out = tmp_path / "run"
-    arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/mini", "--n", "1024"]
+    arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/tiny", "--n", "1024"]
     arguments += ["--batch-size", "1", "--out", str(out), "--quiet"]
     process = subprocess.Popen(
         [sys.executable, "-c", "from patchbench.cli import main; main()", *arguments],

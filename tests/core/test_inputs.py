@@ -41,7 +41,7 @@ def test_accuracy_and_floor_are_of_the_examples_that_are_measured(crowded):
 
 
 def test_nothing_is_said_where_nothing_is_left_out():
-    task = pb.load_task("ar/mini")
+    task = pb.load_task("ar/tiny")
     found = inputs(task, corruptions=["key", "value", "swap"])
     assert (found.template, found.notes) == ("symbolic", [])
     assert found.dataset.to_list() == task.dataset("test", 64).to_list()
@@ -58,7 +58,7 @@ def test_nothing_is_said_where_nothing_is_left_out():
     ids=["unknown", "never there", "no tokenizer", "shots"],
 )
 def test_what_cannot_be_read_is_refused(settings, says):
-    task = pb.load_task("ar/mini", num_pairs=1)  # no second pair to swap with
+    task = pb.load_task("ar/tiny", num_pairs=1)  # no second pair to swap with
     with pytest.raises(pb.UserError, match=says):
         inputs(task, **settings)
 
@@ -68,7 +68,7 @@ def test_a_token_that_only_a_twin_has_must_fit_too():
     tokenizer = tiny_tokenizer("byte_bpe")
     wide = pb.load_model(tiny("gpt2", vocab=len(tokenizer)), tokenizer=tokenizer)
     for seed in range(20):
-        task = pb.load_task("ar/mini", seed=seed)
+        task = pb.load_task("ar/tiny", seed=seed)
         row = inputs(task, model=wide, n=1).dataset[0]
         largest = max(max(twin["input_ids"]) for twin in row["corruptions"].values())
         if largest > max(row["input_ids"]):

@@ -96,16 +96,21 @@ def test_dynamics_show_the_association_appear(solved):
     assert restored["p_patched"] == pytest.approx(restored["p_clean"], abs=1e-4)
 
 
-def test_a_training_equals_a_loop_by_hand(task, tmp_path):
+@pytest.mark.parametrize("easier", [0, 2], ids=["plain", "curriculum"])
+def test_a_training_equals_a_loop_by_hand(task, tmp_path, easier):
     config = {**QUICK, "steps": 6, "warmup": 2, "schedule": "linear", "lr": 1e-2, "clip": 0.5}
+    if easier:
+        config["curriculum"] = (f"num_pairs=1:{easier}",)
     trained = train(SPEC, task, out=tmp_path / "run", **config)
     model = SPEC.build(task, 0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    rows = list(task.dataset("train", 256))
     order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(0, spawn_key=(0,))))
     order = order.permutation(256)
+    hard = list(task.dataset("train", 256))
+    easy = list(pb.load_task("ar", **{**TASK, "num_pairs": 1}).dataset("train", 256))
     for step, rate in enumerate([0.0, 0.5, 1.0, 0.75, 0.5, 0.25]):
-        chosen = [rows[i] for i in order[8 * step : 8 * step + 8]]
+        rows, number = (easy, step) if step < easier else (hard, step - easier)
+        chosen = [rows[i] for i in order[8 * number : 8 * number + 8]]
         optimiser.param_groups[0]["lr"] = 1e-2 * rate
         ids = torch.tensor([row["input_ids"] for row in chosen])
         answer = torch.tensor([row["answer"] for row in chosen])
@@ -284,6 +289,10 @@ def test_somebody_elses_folder_is_never_removed(task, tmp_path):
         (SPEC, {"stop_at": 1.5}, "stop_at"),
         (SPEC, {"device": "tpu"}, "cpu"),
         (SPEC, {"dynamics_components": ["block_inptu"]}, "block_input"),
+        (SPEC, {"curriculum": ["num_pairs=1"]}, "NAME=VALUE:STEPS"),
+        (SPEC, {"curriculum": ["num_pairs=1:8"]}, "leaves no step"),
+        (SPEC, {"curriculum": ["num_pears=1:2"]}, "num_pairs"),
+        (SPEC, {"curriculum": ["num_keys=3:2"]}, "vocabulary"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -24,7 +24,7 @@ def run(monkeypatch, capsys):
     return call
 
 
-AR = ("--task", "ar/mini", "--steps", 6, "--dev-n", 16, "--test-n", 8, "--train-n", 64)
+AR = ("--task", "ar/tiny", "--steps", 6, "--dev-n", 16, "--test-n", 8, "--train-n", 64)
 TINY = ("--arch", "delta_net", "--width", 16, "--device", "cpu", *AR)
 
 
@@ -34,9 +34,9 @@ def test_train_prints_and_writes_what_evaluate_takes(run, monkeypatch, capsys, t
     assert code == 0, stderr
     # Paths are printed whole, however long.
     assert max(len(line) for line in stdout.splitlines() if str(out) not in line) <= 80
-    for word in ("trained 6 steps", "0.001", "ar/mini", "accuracy", f"{out}"):
+    for word in ("trained 6 steps", "0.001", "ar/tiny", "accuracy", f"{out}"):
         assert word in stdout.replace("\n", "")
-    arguments = ["evaluate", "--model", str(out), "--task", "ar/mini", "--n", "8", "--json"]
+    arguments = ["evaluate", "--model", str(out), "--task", "ar/tiny", "--n", "8", "--json"]
     monkeypatch.setattr(sys, "argv", ["patchbench", *arguments])
     with pytest.raises(SystemExit):
         cli.main()

@@ -41,7 +41,7 @@ def test_every_row_comes_once_per_epoch_and_waits_for_its_length(task):
 
 
 def test_epochs_differ_in_order_and_not_in_rows():
-    task = pb.load_task("ar/mini")
+    task = pb.load_task("ar/tiny")
     rows = data.dataset_rows(task, "train", 64)
     batches = data.Batches(data.fixed(rows, seed=0), batch_size=16, count=8)
     read = [row for index in range(8) for row in seen(batches[index])]
@@ -78,7 +78,7 @@ def test_a_batch_does_not_depend_on_what_was_read_before(task, kind):
 
 
 def test_processes_share_a_batch():
-    rows = data.dataset_rows(pb.load_task("ar/mini"), "train", 64)
+    rows = data.dataset_rows(pb.load_task("ar/tiny"), "train", 64)
     whole = data.Batches(data.fixed(rows, 0), batch_size=8, count=4)
     parts = [
         data.Batches(data.fixed(rows, 0), batch_size=8, count=4, share=(rank, 2))
@@ -104,3 +104,20 @@ def test_rows_join_without_their_neighbours():
     assert read == [[1, 2], [3], [4, 5], [6]]
     assert joined.answers.tolist() == [7, 8, 7, 8]
     assert 0 not in joined.tokens
+
+
+def test_stages_follow_one_another_from_any_step_on():
+    parts = [
+        data.Batches(
+            data.fresh(pb.load_task("ar/tiny", num_pairs=pairs)), batch_size=4, count=count
+        )
+        for pairs, count in ((2, 3), (3, 2), (4, 4))
+    ]
+    stages = data.Stages(parts)
+    assert len(stages) == 9
+    # BOS, the pairs, EOS, the query.
+    lengths = [stages[step]["input_ids"].shape[1] for step in range(9)]
+    assert lengths == [7, 7, 7, 9, 9, 11, 11, 11, 11]
+    assert torch.equal(stages[5]["input_ids"], parts[2][0]["input_ids"])
+    with pytest.raises(IndexError):
+        stages[9]

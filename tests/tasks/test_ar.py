@@ -18,7 +18,7 @@ def context(row):
     return row["input_ids"][1 : row["roles"]["divider"]]
 
 
-@pytest.mark.parametrize("name", ["ar", "ar/reverse", "ar/held_out", "ar/mini"])
+@pytest.mark.parametrize("name", ["ar", "ar/reverse", "ar/held_out", "ar/tiny"])
 def test_document_and_roles(name):
     task = load_task(name)
     pairs = task.config.num_pairs
@@ -66,7 +66,7 @@ def test_tiny_task_is_uniform_over_all_its_documents():
 
 
 def test_keys_values_and_queries_agree_with_the_obvious_generator():
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     rng = random.Random(0)
     theirs = [oracle.ar_document(rng, 4, 16, 16) for _ in range(4000)]
     ours = task.dataset("test", 4000)["input_ids"]
@@ -81,7 +81,7 @@ def test_keys_values_and_queries_agree_with_the_obvious_generator():
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_held_out_pairs_are_asked_in_test_only(reverse):
-    task = load_task("ar/mini", held_out=0.2, reverse=reverse)
+    task = load_task("ar/tiny", held_out=0.2, reverse=reverse)
     asked = {}
     for split in ("train", "dev", "test"):
         rows = task.dataset(split, 5000).to_list()
@@ -94,7 +94,7 @@ def test_held_out_pairs_are_asked_in_test_only(reverse):
 
 
 def test_held_out_keeps_the_query_uniform_over_allowed_pairs():
-    task = load_task("ar/mini", held_out=0.5)
+    task = load_task("ar/tiny", held_out=0.5)
     examples, counts = task.chunk("train", 0)
     place = (examples.roles["key"] - 1) // 2
     assert chisquare(np.bincount(place, minlength=4)).pvalue > LEAST_P

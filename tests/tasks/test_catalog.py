@@ -12,7 +12,7 @@ from patchbench.tasks import TASKS, Task, Variant, list_tasks, load_task
 from patchbench.tasks.ar import ARTask
 
 NAMES = [
-    "ar", "ar/held_out", "ar/mini", "ar/reverse",
+    "ar", "ar/held_out", "ar/mini", "ar/reverse", "ar/tiny",
     "atr/child", "atr/easy", "atr/held_out", "atr/large_vocab", "atr/left", "atr/medium",
     "atr/sibling", "atr/uniform_heads",
 ]  # fmt: skip

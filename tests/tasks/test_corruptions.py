@@ -130,7 +130,7 @@ def test_a_swap_is_missing_only_where_none_is_possible(case):
 
 
 def test_replacements_are_uniform_over_what_is_absent():
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     examples, _ = task.chunk("test", 0)
     new = examples.corruptions["key"].tokens[examples.tokens.starts + examples.roles["key"]]
     share = np.bincount(new - task.kinds["key"][0], minlength=16) / len(examples)
@@ -138,7 +138,7 @@ def test_replacements_are_uniform_over_what_is_absent():
 
 
 def test_swap_partners_are_uniform_over_the_other_values():
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     examples, _ = task.chunk("test", 0)
     before, after = (t.reshape(-1, 13) for t in
                      (examples.tokens.values, examples.corruptions["swap"].tokens))  # fmt: skip
@@ -183,7 +183,7 @@ def swap_divider(task, examples):
     return "swap", place, np.concatenate([clean[partner], clean[divider], clean[value]])
 
 
-@pytest.mark.parametrize("name", ["ar/mini", "atr/easy"])
+@pytest.mark.parametrize("name", ["ar/tiny", "atr/easy"])
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -208,7 +208,7 @@ def test_the_check_finds_a_broken_twin(name, harm, message):
         check_examples(task, replace(examples, corruptions=corruptions))
 
 
-@pytest.mark.parametrize("name", ["ar/mini", "atr/easy", "atr/child"])
+@pytest.mark.parametrize("name", ["ar/tiny", "atr/easy", "atr/child"])
 @pytest.mark.parametrize("corruption", ["key", "value", "swap"])
 def test_the_check_finds_a_wrong_counterfactual(name, corruption):
     task = load_task(name)

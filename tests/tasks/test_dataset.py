@@ -19,7 +19,7 @@ from patchbench.tasks.example import CORRUPTIONS, METADATA, ROLES, features
 DIGESTS = {
     "ar": "51f5bb5e71e275ac",
     "ar/held_out": "8decab6502c0f0eb",
-    "ar/mini": "59ac7280bf2fc6a4",
+    "ar/tiny": "59ac7280bf2fc6a4",
     "ar/reverse": "fed5f43237404f6a",
     "atr/child": "6aae52c8314ab860",
     "atr/easy": "524343af576b233f",
@@ -88,25 +88,25 @@ def test_splits_and_seeds_share_no_document(name):
 
 
 def test_default_sizes():
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     assert (len(task.dataset("dev")), len(task.dataset("test"))) == (1024, 1024)
     assert task.rows_of("train", None) == 100_032
 
 
 def test_rows_are_read_from_the_cache(monkeypatch):
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     first = task.dataset("test", 16).to_list()
     monkeypatch.setattr(type(task), "draw", None)  # would fail
-    assert load_task("ar/mini").dataset("test", 16).to_list() == first
+    assert load_task("ar/tiny").dataset("test", 16).to_list() == first
 
 
 def test_the_cache_keeps_apart_what_differs(monkeypatch):
-    base = load_task("ar/mini")
+    base = load_task("ar/tiny")
     seen = [base.dataset("test", 16).to_list()]
     for task, split in (
-        (load_task("ar/mini", seed=1), "test"),
-        (load_task("ar/mini", num_keys=17), "test"),
-        (load_task("ar/mini", reverse=True), "test"),
+        (load_task("ar/tiny", seed=1), "test"),
+        (load_task("ar/tiny", num_keys=17), "test"),
+        (load_task("ar/tiny", reverse=True), "test"),
         (base, "dev"),
     ):
         rows = task.dataset(split, 16).to_list()
@@ -173,7 +173,7 @@ def test_counts_are_stored_with_the_rows():
 
 
 def test_nothing_is_printed(capfd, tmp_path):
-    export_task(load_task("ar/mini"), tmp_path / "out", n=4)
+    export_task(load_task("ar/tiny"), tmp_path / "out", n=4)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
     assert not datasets.are_progress_bars_disabled()
@@ -191,23 +191,23 @@ def test_nothing_is_printed(capfd, tmp_path):
 )
 def test_impossible_rows(split, n, message):
     with pytest.raises(UserError, match=message):
-        load_task("ar/mini").dataset(split, n)
+        load_task("ar/tiny").dataset(split, n)
 
 
 @pytest.mark.parametrize("seed", [-1, "zero", 1.5, True])
 def test_impossible_seeds(seed):
     with pytest.raises(UserError, match="an integer of at least 0 is needed"):
-        load_task("ar/mini", seed=seed)
+        load_task("ar/tiny", seed=seed)
 
 
 def test_a_cache_that_is_a_file_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file" / "cache")
     with pytest.raises(UserError, match="set HF_DATASETS_CACHE"):
-        load_task("ar/mini").dataset("test", 4)
+        load_task("ar/tiny").dataset("test", 4)
 
 
 def test_trainer_style_tensors():
-    torch_rows = load_task("ar/mini").dataset("test", 8).with_format("torch")
+    torch_rows = load_task("ar/tiny").dataset("test", 8).with_format("torch")
     batch = torch_rows[:8]["input_ids"]
     assert batch.shape == (8, 13)

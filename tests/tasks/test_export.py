@@ -17,7 +17,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["ar/mini", "atr/easy", "atr/child"])
+@pytest.mark.parametrize("name", ["ar/tiny", "atr/easy", "atr/child"])
 def test_load_dataset_reads_what_was_exported(name, tmp_path):
     task = load_task(name, seed=3)
     sizes = {"train": 200, "dev": 20, "test": 30}
@@ -57,9 +57,9 @@ def test_an_existing_folder_is_kept(tmp_path):
     out.mkdir()
     (out / "mine.txt").write_text("precious")
     with pytest.raises(UserError, match="exists"):
-        export_task(load_task("ar/mini"), out, n=4)
+        export_task(load_task("ar/tiny"), out, n=4)
     assert (out / "mine.txt").read_text() == "precious"
-    export_task(load_task("ar/mini"), out, n=4, overwrite=True)
+    export_task(load_task("ar/tiny"), out, n=4, overwrite=True)
     assert not (out / "mine.txt").exists()
     assert (out / "test.parquet").exists()
 
@@ -70,7 +70,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets.Dataset, "to_parquet", fail)
     with pytest.raises(RuntimeError, match="disk full"):
-        export_task(load_task("ar/mini"), tmp_path / "out", n=4)
+        export_task(load_task("ar/tiny"), tmp_path / "out", n=4)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
 
@@ -89,7 +89,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
 def test_impossible_exports(settings, message, tmp_path):
     arguments = {"n": 4, **settings}
     with pytest.raises(UserError, match=message):
-        export_task(load_task("ar/mini"), tmp_path / "out", **arguments)
+        export_task(load_task("ar/tiny"), tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -105,7 +105,7 @@ def test_push_uploads_the_exported_folder(monkeypatch):
             calls.append(("upload", sorted(os.listdir(folder_path)), settings))
 
     monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
-    url = push_to_hub(load_task("ar/mini"), "me/mini", private=True, splits=["test"], n=4)
+    url = push_to_hub(load_task("ar/tiny"), "me/mini", private=True, splits=["test"], n=4)
     assert url == "https://hub/me/mini"
     assert calls == [
         ("create", "me/mini", {"repo_type": "dataset", "private": True, "exist_ok": True}),
@@ -120,5 +120,5 @@ def test_push_without_a_hub_is_one_line(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
     with pytest.raises(UserError, match="me/mini cannot be uploaded") as caught:
-        push_to_hub(load_task("ar/mini"), "me/mini", splits=["test"], n=4)
+        push_to_hub(load_task("ar/tiny"), "me/mini", splits=["test"], n=4)
     assert "\n" not in str(caught.value)

@@ -173,7 +173,7 @@ def test_schema_metadata_and_counts_are_kept():
 
 
 def test_the_distance_counts_separators():
-    renderer = renderer_of(load_task("ar/mini"), tiny_tokenizer("byte_bpe"), "arrow")
+    renderer = renderer_of(load_task("ar/tiny"), tiny_tokenizer("byte_bpe"), "arrow")
     assert {row["metadata"]["distance"] for row in renderer.dataset("test", 8)} == {4}  # " ", -, >
 
 
@@ -242,7 +242,7 @@ def test_too_long_a_prompt_names_the_largest_setting(task, template, shots, room
 
 
 def test_a_prompt_that_fits_exactly_is_taken():
-    task, tokenizer = load_task("ar/mini"), tiny_tokenizer("byte_bpe")
+    task, tokenizer = load_task("ar/tiny"), tiny_tokenizer("byte_bpe")
     rows = renderer_of(task, tokenizer, max_positions=19).dataset("test", 4)
     assert {len(row["input_ids"]) for row in rows} == {19}
     with pytest.raises(UserError, match="the longest prompt has 19 tokens, the model reads 18"):
@@ -289,7 +289,7 @@ def test_a_rendering_fault_is_loud(make, fault, message, monkeypatch):
 
         monkeypatch.setattr(rendering_module, "lay_out", shifted)
     with pytest.raises(RenderingError, match=message):
-        renderer_of(load_task("ar/mini"), tiny_tokenizer(make)).dataset("test", 8)
+        renderer_of(load_task("ar/tiny"), tiny_tokenizer(make)).dataset("test", 8)
 
 
 def test_tokens_that_text_would_not_give_are_noted():

@@ -14,7 +14,7 @@ def choose(task, rows, count, *, seed=0, pairs=True):
 
 
 @pytest.mark.parametrize(
-    ("name", "pairs"), [("ar/mini", True), ("ar/reverse", True), ("atr/easy", False)]
+    ("name", "pairs"), [("ar/tiny", True), ("ar/reverse", True), ("atr/easy", False)]
 )
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_no_shot_gives_the_answer_away(name, pairs, split):
@@ -45,7 +45,7 @@ def test_every_document_of_the_pool_is_as_likely():
 
 
 def test_a_row_keeps_its_shots_and_another_row_or_seed_has_others():
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     many = choose(task, task.dataset("test", 100), 3)
     assert (many[:10] == choose(task, task.dataset("test", 10), 3)).all()
     assert (many[:, :2] == choose(task, task.dataset("test", 100), 2)).all()

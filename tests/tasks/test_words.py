@@ -67,7 +67,7 @@ def test_a_word_that_normalisation_changes_is_not_offered():
     assert found["bade"] == vocabulary["▁bade"]
 
 
-@pytest.mark.parametrize("name", ["ar/mini", "atr/easy"])
+@pytest.mark.parametrize("name", ["ar/tiny", "atr/easy"])
 def test_every_symbol_has_a_word_of_its_own(name):
     task, words = load_task(name), find_words(tiny_tokenizer("byte_bpe"))
     tokens, texts = assign_words(task, words)
@@ -80,7 +80,7 @@ def test_every_symbol_has_a_word_of_its_own(name):
 
 
 def test_keys_are_as_frequent_as_values():
-    task = load_task("ar/mini")
+    task = load_task("ar/tiny")
     words = [Word(f"w{i}", i) for i in range(40)]
     tokens, _ = assign_words(task, words)
     assert tokens[list(task.kinds["key"])].tolist() == list(range(0, 32, 2))

@@ -1,0 +1,137 @@
+"""Train the presets, record what they reach, and make the models that come with the package.
+
+    python examples/train_presets.py --out runs                       # all, three seeds: hours
+    python examples/train_presets.py --out runs --preset tiny --arch mamba --arch based
+    python examples/train_presets.py --out runs --bundle              # from what is in runs
+
+A run that is there is not repeated, a killed one goes on. The records are written into a checkout
+(`patchbench/training/records.json`), the models into `adapters/weights/`.
+"""
+
+import json
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from patchbench import Result
+from patchbench.adapters import bundled
+from patchbench.common import atomic_write
+from patchbench.training import Trained, presets, train
+from patchbench.training.folder import FILE, RESULT
+
+POSITIONS = ("key", "value", "value+1", "query")
+# Of each preset, the seed whose model is bundled.
+BUNDLED = {("ar", "mini", arch): 0 for arch in ("attention", "based", "delta_net", "mamba")}
+BUNDLED["ar", "mini", "mamba_noconv"] = 0
+Key = tuple[str, str, str]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")],
+    task: Annotated[list[str] | None, typer.Option(help="ar or atr.  [default: both]")] = None,
+    preset: Annotated[list[str] | None, typer.Option(help="[default: tiny and mini]")] = None,
+    arch: Annotated[list[str] | None, typer.Option(help="[default: all]")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 3,
+    bundle: Annotated[bool, typer.Option("--bundle", help="Copy models; train none.")] = False,
+) -> None:
+    """Train presets, or bundle what was trained."""
+    torch.set_num_threads(1)
+    wanted = [
+        (family, name, known)
+        for (family, name), by_arch in presets.PRESETS.items()
+        for known in by_arch
+        if family in (task or ("ar", "atr"))
+        and name in (preset or ("tiny", "mini"))
+        and known in (arch or by_arch)
+    ]
+    if bundle:
+        for key in wanted:
+            if key in BUNDLED:
+                copy_model(folder(out, key, BUNDLED[key]), key)
+        return
+    for seed in range(seeds):
+        for key in wanted:
+            print(json.dumps(run(folder(out, key, seed), key, seed)), flush=True)
+
+
+def folder(out: Path, key: Key, seed: int) -> Path:
+    """Return where a run is."""
+    return out / "-".join((*key, str(seed)))
+
+
+def run(place: Path, key: Key, seed: int) -> dict[str, Any]:
+    """Train one preset with one seed and record it; return the record."""
+    family, name, arch = key
+    preset = presets.PRESETS[family, name][arch]
+    flags = f"--arch {arch} --task {family} --preset {name} --seed {seed}"
+    started = time.process_time()
+    trained = train(
+        preset.spec(),
+        preset.load_task(seed),
+        out=place,
+        device="cpu",
+        command=f"patchbench train {flags} --out {place.name}",
+        seed=seed,
+        **preset.settings,
+    )
+    seconds = time.process_time() - started
+    file = Path(presets.__file__).with_name(presets.RECORDS)
+    known = {
+        (r["family"], r["preset"], r["arch"], r["seed"]): r
+        for r in json.loads(file.read_text())["records"]
+    }
+    earlier = known.get((*key, seed))
+    # A run that was there already says nothing of its time.
+    cost = earlier["cpu_seconds"] if earlier and seconds < 5 else round(seconds, 1)
+    known[*key, seed] = record(trained, key, seed, cost)
+    with atomic_write(file) as temporary:
+        lines = ",\n".join(json.dumps(known[k]) for k in sorted(known))
+        temporary.write_text('{"records": [\n' + lines + "\n]}\n")
+    return known[*key, seed]
+
+
+def record(trained: Trained, key: Key, seed: int, seconds: float) -> dict[str, Any]:
+    """Return what a run reached."""
+    summary = trained.result.summary
+    effects = {e["site"]: e["attrib"]["value"] for e in summary["runs"][0]["effects"]}
+    return {
+        "family": key[0],
+        "preset": key[1],
+        "arch": key[2],
+        "seed": seed,
+        "accuracy": summary["accuracy"],
+        "accuracy_beyond_heuristics": summary["accuracy_beyond_heuristics"],
+        "floor": summary["floor"],
+        "steps": trained.steps,
+        "cpu_seconds": seconds,
+        "attrib": {
+            position: round(effects[site], 4)
+            for position in POSITIONS
+            if (site := f"L1.block_input@{position}") in effects
+        },
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def copy_model(place: Path, key: Key) -> None:
+    """Copy a trained model into the package."""
+    target = bundled.WEIGHTS / f"{key[0]}-{key[2]}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", FILE):
+        shutil.copyfile(place / name, target / name)
+    result = Result.load(place / RESULT)
+    for part in (result.summary, result.provenance):
+        part["model"]["name"] = bundled.PREFIX + target.name
+    result.save(target / RESULT)
+    print(f"{target}: {sum(file.stat().st_size for file in target.rglob('*')) / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    typer.run(main)
