@@ -72,7 +72,7 @@ def probe(
             features) value, changes nothing, or changes earlier positions.
     """
     chosen = loaded.hook_map.points if places is None else set(places)
-    points = [loaded.hook_map.point(*place) for place in sorted(chosen, key=_order)]
+    points = _hookable(loaded.hook_map.point(*place) for place in sorted(chosen, key=_order))
     tokens = _tokens(loaded)
     with _scoring(loaded.model):
         _, seen = _observe(loaded, points, tokens)
@@ -95,7 +95,7 @@ def check_model(loaded: LoadedModel) -> HookMap:
             or not finite, or a place of a table does not fire exactly once.
     """
     hook_map = loaded.hook_map
-    points = list(hook_map.points.values())
+    points = _hookable(hook_map.points.values())
     tokens = _tokens(loaded)
     tokens[1] = tokens[0]
     tokens[1, -1] = (tokens[1, -1] + 1) % loaded.vocab_size
@@ -115,6 +115,11 @@ def check_model(loaded: LoadedModel) -> HookMap:
         if problem:
             raise UserError(f"{loaded.name}: {_label(point)} {problem}", _REMEDY)
     return hook_map
+
+
+def _hookable(points: Iterable[HookPoint]) -> list[HookPoint]:
+    """Return the places that a hook reaches; an engine that reaches others checks those itself."""
+    return [point for point in points if point.source is None]
 
 
 def _problem(values: Sequence[Tensor], tokens: Tensor) -> str | None:

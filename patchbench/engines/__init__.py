@@ -16,3 +16,4 @@ __all__ = ["ENGINES", "Batch", "Counters", "Engine", "make_batches"]
 ENGINES: Registry[Callable[[], Engine]] = Registry("engine")
 ENGINES.add("pyvene", "patchbench.engines.pyvene:PyveneEngine")
 ENGINES.add("native", "patchbench.engines.native:NativeEngine")
+ENGINES.add("nnsight", "patchbench.engines.nnsight:NnsightEngine")

@@ -24,7 +24,6 @@ The class leans on private names of pyvene: its version is pinned.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyvene as pv
@@ -37,6 +36,7 @@ from patchbench.adapters.hooking import input_hook, output_hook
 from patchbench.adapters.pyvene_mapping import register_with_pyvene
 from patchbench.common import UserError
 from patchbench.engines.heads import heads_of
+from patchbench.engines.one_by_one import Budget
 from patchbench.sites import Site
 
 if TYPE_CHECKING:
@@ -66,19 +66,6 @@ class HeadSwap(pv.VanillaIntervention):
         patched = base.clone()
         patched[..., mine] = source[..., mine]
         return patched
-
-
-@dataclass
-class Budget:
-    """Bytes that collected activations may still take."""
-
-    left: float
-
-    def take(self, size: int) -> bool:
-        """Whether `size` more bytes fit; if so they are taken."""
-        fits = size <= self.left
-        self.left -= size if fits else 0
-        return fits
 
 
 class BoundedCollect(pv.CollectIntervention):

@@ -14,7 +14,7 @@ from patchbench.sites import Site
 from tests.core.batches import random_batch
 from tests.tiny_models import tiny
 
-ENGINE_NAMES = ("pyvene", "native")
+ENGINE_NAMES = ("pyvene", "nnsight", "native")
 
 
 def moved(*pairs: tuple[str, str], **settings) -> Intervention:

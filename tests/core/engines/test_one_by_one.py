@@ -1,4 +1,4 @@
-"""The pyvene engine against hooks written by hand, and against itself where batches differ."""
+"""The plain engines against hooks written by hand, and against themselves where batches differ."""
 
 from dataclasses import replace
 
@@ -32,14 +32,18 @@ def plan(*sites: str, **settings) -> list[Intervention]:
     return [Intervention(sites=(Site.parse(site),), corruption="key", **settings) for site in sites]
 
 
-def run(model, interventions, batch, **settings):
-    loaded = model if isinstance(model, LoadedModel) else pb.load_model(model)
-    engine = PyveneEngine(**settings)
-    return engine.run(loaded, interventions, batch), engine
+@pytest.fixture(params=["pyvene", "nnsight"])
+def run(request):
+    def run_engine(model, interventions, batch, **settings):
+        loaded = model if isinstance(model, LoadedModel) else pb.load_model(model)
+        engine = ENGINES[request.param](**settings)
+        return engine.run(loaded, interventions, batch), engine
+
+    return run_engine
 
 
 @pytest.mark.parametrize(("family", "component"), PAIRS)
-def test_engine_equals_hooks_by_hand(family, component):
+def test_engine_equals_hooks_by_hand(run, family, component):
     model, batch = tiny(family), random_batch()
     sites = [f"L{layer}.{component}@{place}" for layer in (0, 1) for place in POSITIONS]
     rows, _ = run(model, plan(*sites), batch)
@@ -65,7 +69,7 @@ def test_engine_equals_hooks_by_hand(family, component):
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_base_and_source_runs_are_the_plain_model(direction):
+def test_base_and_source_runs_are_the_plain_model(run, direction):
     model, batch = tiny("gpt2"), random_batch()
     rows, _ = run(model, plan("L1.block_input@value", direction=direction), batch)
     with torch.no_grad():
@@ -89,7 +93,7 @@ def test_base_and_source_runs_are_the_plain_model(direction):
 
 @pytest.mark.parametrize("family", ["gpt2", "mamba"])
 @pytest.mark.parametrize(("size", "length"), [(8, 12), (10, 10), (32, 12), (8, 32)])
-def test_rows_do_not_depend_on_the_batch(family, size, length):
+def test_rows_do_not_depend_on_the_batch(run, family, size, length):
     """Also where the batch is as large as the documents are long, or as the model is wide."""
     loaded = pb.load_model(tiny(family, width=32))
     batch = random_batch(size=size, length=length)
@@ -104,7 +108,7 @@ def test_rows_do_not_depend_on_the_batch(family, size, length):
             assert row["p_patched"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_equal_length_rows_may_be_read_out_at_different_positions():
+def test_equal_length_rows_may_be_read_out_at_different_positions(run):
     model, batch = tiny("gpt2"), random_batch()
     moved = np.array([9, 8, 9, 7])
     batch = replace(
@@ -119,7 +123,7 @@ def test_equal_length_rows_may_be_read_out_at_different_positions():
     np.testing.assert_allclose(rows["p_source"].to_numpy(), truth, atol=1e-6)
 
 
-def test_logits_are_computed_at_the_read_out_only_and_are_equal():
+def test_logits_are_computed_at_the_read_out_only_and_are_equal(run):
     model, batch = tiny("llama"), random_batch()
     seen = []
     handle = model.lm_head.register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
@@ -135,7 +139,7 @@ def test_logits_are_computed_at_the_read_out_only_and_are_equal():
         np.testing.assert_allclose(few[column].to_numpy(), every[column].to_numpy(), atol=1e-5)
 
 
-def test_sites_of_one_intervention_are_patched_together():
+def test_sites_of_one_intervention_are_patched_together(run):
     """Layer 0's input at every position is the source run; at some positions it is not."""
     model, batch = tiny("gpt2"), random_batch()
     sites = ("key", "value", "value+1", "query")
@@ -153,7 +157,7 @@ def test_sites_of_one_intervention_are_patched_together():
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mamba"])
-def test_an_identity_patch_changes_nothing_at_all(family, direction):
+def test_an_identity_patch_changes_nothing_at_all(run, family, direction):
     interventions = plan(
         "L0.mixer_output@value", "embed@key", source="self", control="identity", direction=direction
     )
@@ -162,7 +166,7 @@ def test_an_identity_patch_changes_nothing_at_all(family, direction):
     assert rows["control"].to_pylist() == ["identity"] * 8
 
 
-def test_a_head_is_its_slice_of_the_features():
+def test_a_head_is_its_slice_of_the_features(run):
     from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
 
     torch.manual_seed(0)
@@ -212,12 +216,12 @@ def test_a_head_is_its_slice_of_the_features():
         ("L1.block_input[0]@key", "no heads"),
     ],
 )
-def test_a_site_that_does_not_exist_is_refused(site, says):
+def test_a_site_that_does_not_exist_is_refused(run, site, says):
     with pytest.raises(UserError, match=says):
         run(tiny("gpt2"), plan(site), random_batch())
 
 
-def test_an_example_without_the_position_gets_no_row_and_is_counted():
+def test_an_example_without_the_position_gets_no_row_and_is_counted(run):
     """Neither wrapped around nor clipped; the other rows are as without it."""
     batch = random_batch()
     key = batch.positions["key"].copy()
@@ -239,7 +243,7 @@ def test_an_example_without_the_position_gets_no_row_and_is_counted():
     }
 
 
-def test_an_example_without_the_corruption_gets_no_row():
+def test_an_example_without_the_corruption_gets_no_row(run):
     batch = random_batch()
     batch = replace(batch, available={"key": np.array([True, False, True, True])})
     rows, engine = run(tiny("gpt2"), plan("L1.block_input@key"), batch)
@@ -247,7 +251,7 @@ def test_an_example_without_the_corruption_gets_no_row():
     assert sum(engine.counters.skipped.values()) == 1
 
 
-def test_each_run_goes_through_the_model_once():
+def test_each_run_goes_through_the_model_once(run):
     batch = random_batch()
     interventions = [
         *plan("L0.block_input@key", "L1.block_input@key", "L1.mixer_output@value"),
@@ -259,7 +263,7 @@ def test_each_run_goes_through_the_model_once():
     assert rows.schema.equals(ROW_SCHEMA)
 
 
-def test_a_small_cache_costs_forwards_and_changes_no_row():
+def test_a_small_cache_costs_forwards_and_changes_no_row(run):
     batch = random_batch()
     interventions = plan(*(f"L{n}.{c}@{p}" for n in (0, 1) for c in COMPONENTS for p in POSITIONS))
     pair = Intervention(sites=tuple(i.sites[0] for i in interventions[:9]), corruption="key")
@@ -271,7 +275,7 @@ def test_a_small_cache_costs_forwards_and_changes_no_row():
     assert small.sort_by(order).equals(large.sort_by(order))
 
 
-def test_out_of_memory_halves_the_batch_and_says_so():
+def test_out_of_memory_halves_the_batch_and_says_so(run):
     model, batch = tiny("gpt2"), random_batch(size=8)
     forward = model.forward
 
@@ -291,7 +295,7 @@ def test_out_of_memory_halves_the_batch_and_says_so():
     assert any("halved" in note for note in engine.counters.notes)
 
 
-def test_nan_predictions_are_an_error():
+def test_nan_predictions_are_an_error(run):
     model = tiny("gpt2")
     loaded = pb.load_model(model)
     with torch.no_grad():
