@@ -74,7 +74,7 @@ class _Runner:
         self._how = {"remote": remote} if remote else {}
 
     @cached_property
-    def _wrapper(self) -> NNsight:
+    def _wrapper(self) -> Any:
         if self._how:
             from nnsight.modeling.transformers import TransformersModel
 
