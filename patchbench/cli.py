@@ -370,7 +370,8 @@ def _run() -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted; nothing was written", INTERRUPTED)
     except _UsageError as error:
-        code = _fail(getattr(error, "format_message")() or "see patchbench --help", 2)  # noqa: B009
+        message = getattr(error, "format_message")()  # noqa: B009
+        code = _fail(message, 2) if message else 2  # without arguments the help is shown, no more
     except ControlError as error:
         code = _fail(str(error), 1)
     return int(code or 0)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from patchbench.common import UserError, fresh_directory, near_names
+from patchbench.common.files import recover
 from patchbench.effects import METRICS, ROW_SCHEMA, attribs
 from patchbench.provenance import collect_provenance
 from patchbench.sites import Position, Site
@@ -169,6 +170,7 @@ class Result:
             UserError: no such folder, not a Result, of a newer schema, or damaged.
         """
         directory = Path(directory)
+        recover(directory)
         content = _read_json(directory)
         path = directory / _ROWS
         if not path.is_file():

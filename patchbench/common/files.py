@@ -9,15 +9,17 @@ Use:
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from patchbench.common.errors import UserError
 
-_OLD = "old."
+_OLD, _REPLACED = "old.", "replaced"
+_RANDOM = re.compile(r"[a-z0-9_]+")  # what mkdtemp adds
 
 
 @contextmanager
@@ -72,20 +74,40 @@ def _put_in_place(new: Path, path: Path) -> None:
         return
     old = Path(tempfile.mkdtemp(prefix=_hidden(path) + _OLD, dir=path.parent))
     try:
-        os.replace(path, old / "replaced")
+        os.replace(path, old / _REPLACED)
         os.replace(new, path)
     except BaseException:
         if not os.path.lexists(path):
-            os.replace(old / "replaced", path)
+            os.replace(old / _REPLACED, path)
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(path: str | Path) -> None:
+    """Put back what a process that was killed while it replaced `path` had moved aside.
+
+    Does nothing where `path` exists, nothing was moved aside, or it cannot be moved back.
+    """
+    path = Path(path)
+    prefix = _hidden(path) + _OLD
+    if os.path.lexists(path):
+        return
+    with suppress(OSError):
+        for aside in path.parent.iterdir():
+            ours = aside.name.startswith(prefix) and _RANDOM.fullmatch(aside.name[len(prefix) :])
+            if ours and aside.is_dir() and os.listdir(aside) == [_REPLACED]:
+                os.replace(aside / _REPLACED, path)
+                aside.rmdir()
+                return
 
 
 def check_writable(
     path: str | Path, *, overwrite: bool = False, keep: Iterable[str | Path | None] = ()
 ) -> None:
     """Check that `path` can be created; call it before the long work.
+
+    What a killed process had moved aside comes back first.
 
     Args:
         path: the file or folder.
@@ -101,6 +123,7 @@ def check_writable(
         place = path.resolve()
         if Path.cwd().is_relative_to(place):
             raise UserError(f"{path} is the working directory or above it", "choose another --out")
+        recover(path)
         if os.path.lexists(path) and not overwrite:
             raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
         for kept in (Path(item).resolve() for item in (Path.home(), *keep) if item):

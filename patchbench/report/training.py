@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from patchbench.report.terminal import make_console, print_result
+from patchbench.training.config import shown_rate
 
 if TYPE_CHECKING:
     from patchbench.training import Progress as Callback
@@ -30,7 +31,7 @@ def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
         yield None
         return
     columns = (
-        TextColumn("lr {task.fields[rate]:g}"),
+        TextColumn("lr {task.fields[rate]}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[speed]}"),
@@ -43,7 +44,7 @@ def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
         def show(rate: float, done: int, total: int, known: dict[str, float]) -> None:
             if rate not in bars:
                 bars[rate] = progress.add_task(
-                    "", total=total, completed=done, rate=rate, speed="", known=""
+                    "", total=total, completed=done, rate=shown_rate(rate), speed="", known=""
                 )
             speed = progress.tasks[bars[rate]].speed
             progress.update(
@@ -60,7 +61,7 @@ def print_trained(trained: "Trained", *, quiet: bool = False) -> None:
     """Print how the training went, then the Result on test."""
     console = make_console()
     console.print(
-        f"trained {trained.steps} steps with learning rate {trained.rate:g}"
+        f"trained {trained.steps} steps with learning rate {shown_rate(trained.rate)}"
         + (f"; {trained.stopped}" if trained.stopped else "")
     )
     if len(trained.grid) > 1:
@@ -73,7 +74,7 @@ def print_trained(trained: "Trained", *, quiet: bool = False) -> None:
                 f"{line['dev_loss']:.4f}",
                 f"{line['dev_accuracy']:.3f}",
             )  # fmt: skip
-            table.add_row(f"{line['rate']:g}", *cells, str(line["steps"]), style=style)
+            table.add_row(shown_rate(line["rate"]), *cells, str(line["steps"]), style=style)
         console.print(table)
     print_result(trained.result, quiet=quiet)
 

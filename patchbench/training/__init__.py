@@ -29,6 +29,7 @@ from patchbench.training.config import TrainConfig
 from patchbench.training.dynamics import FILE as DYNAMICS
 from patchbench.training.dynamics import Dynamics
 from patchbench.training.folder import RESULT, TrainFolder
+from patchbench.training.loggers import ready_loggers
 from patchbench.training.models import ModelSpec, check_fit
 from patchbench.training.processes import is_main_process, process_share, wait_for_everyone
 
@@ -104,7 +105,7 @@ def train(
         device: "auto" or "cpu".
         progress: called a few times a second.
         command: the command line, for the provenance.
-        report_to: loggers of transformers, as in "wandb".
+        report_to: loggers of transformers, as in "wandb"; or "all" that are installed.
         **settings: the fields of `TrainConfig`.
 
     Raises:
@@ -127,6 +128,7 @@ def train(
     if folder.finished:
         return Trained.load(folder.path)
 
+    report_to = ready_loggers(report_to)
     training = _Training(network, task, config, device)
     if is_main_process():
         folder.begin()

@@ -18,9 +18,21 @@ DATA = ("fixed", "fresh")
 PRECISIONS = ("float32", "bfloat16")
 AUTO = "auto"
 # What does not fit into memory, or what the Result would refuse when all is trained.
-_MOST = {"batch_size": 100_000, "train_n": 10_000_000, "dev_n": 100_000, "test_n": 100_000}
+_MOST = {
+    "batch_size": 100_000,
+    "train_n": 10_000_000,
+    "dev_n": 100_000,
+    "test_n": 100_000,
+    "dynamics_n": 10_000,  # each row goes through the model once per site, many times in a run
+}
 # Evaluations and mechanism measurements in a run, where their distance is not given.
 _EVALUATIONS, _MEASUREMENTS = 40, 20
+
+
+def shown_rate(rate: float) -> str:
+    """Return a learning rate in short, in full where another rate would look alike."""
+    short = f"{rate:g}"
+    return short if float(short) == rate else repr(rate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from patchbench.training.config import TrainConfig
+from patchbench.training.config import TrainConfig, shown_rate
 from patchbench.training.data import TensorBatch
 
 if TYPE_CHECKING:
@@ -173,4 +173,5 @@ class Watcher(TrainerCallback):
         return loss / rows, hits / rows
 
     def _diverge(self, step: int, what: str) -> None:
-        raise Diverged(f"the {what} loss is NaN at step {step} with learning rate {self._rate:g}")
+        rate = shown_rate(self._rate)
+        raise Diverged(f"the {what} loss is NaN at step {step} with learning rate {rate}")

@@ -242,6 +242,13 @@ def test_a_mistyped_command_is_one_line_and_code_2(run, arguments, says):
     assert says in stderr
 
 
+def test_without_a_command_the_help_is_all(run):
+    code, stdout, stderr = run()
+    assert code in (0, 2)
+    assert "Usage: " in stdout + stderr
+    assert "patchbench:" not in stdout + stderr
+
+
 def test_broken_models_are_one_line_and_code_2(run, model_dir, tmp_path, capsys):
     cases = {}
     cases["nothing there"] = tmp_path / "absent"

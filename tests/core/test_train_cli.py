@@ -1,6 +1,8 @@
 """`patchbench train` as a user meets it."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -89,6 +91,9 @@ def test_architectures_are_listed(run):
         (["--batch-size", "0"], "at least 1"),
         (["--task", "arr"], "ar"),
         (["--out", "/proc/nowhere/run"], "/proc"),
+        (["--dynamics-n", "99999"], "at most 10,000"),
+        (["--report-to", "nonsense"], "unknown logger 'nonsense'"),
+        (["--report-to", "wandbb,none"], "did you mean 'wandb'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -99,6 +104,54 @@ def test_a_mistake_is_one_line_and_code_2(run, tmp_path, change, says):
     assert len(stderr.strip().splitlines()) == 1
     assert says in stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_logger_that_is_not_installed_is_one_line_and_code_2(run, monkeypatch, tmp_path):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "wandb" else find(name, *rest),
+    )
+    code, stdout, stderr = run(*TINY, "--out", tmp_path / "run", "--report-to", "wandb")
+    assert (code, stdout) == (2, "")
+    assert len(stderr.strip().splitlines()) == 1
+    assert "logger 'wandb' cannot be used (WandbCallback requires wandb" in stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_without_a_login_is_one_line_and_code_2(tmp_path):
+    pytest.importorskip("wandb")
+    script = "from patchbench.cli import main; main()"
+    arguments = map(str, ["train", *TINY, "--out", tmp_path / "run", "--report-to", "wandb"])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**kept, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "wandb login" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_logging_to_none_is_no_logging(run, tmp_path):
+    code, _, stderr = run(*TINY, "--out", tmp_path / "run", "--report-to", "none")
+    assert (code, stderr) == (0, "")
+
+
+def test_rates_that_differ_in_the_tenth_digit_are_told_apart(run, tmp_path):
+    grid = ("--lr", "auto", "--lr-grid", "1e-3,0.001000000001")
+    code, stdout, stderr = run(*TINY, *grid, "--out", tmp_path / "run")
+    assert code == 0, stderr
+    assert "0.001000000001" in stdout
+    assert len([line for line in stdout.splitlines() if line.strip().startswith("0.001")]) == 2
 
 
 def test_what_does_not_fit_together_is_one_line_and_code_2(run, tmp_path):

@@ -1,12 +1,15 @@
 """Files and folders appear whole or not at all, and nobody's work is lost."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 
 from patchbench.common import UserError, atomic_write, fresh_directory
-from patchbench.common.files import check_writable
+from patchbench.common.files import check_writable, recover
 
 
 def interrupted(path):
@@ -125,6 +128,48 @@ def test_the_old_folder_comes_back_if_replacing_it_fails(tmp_path, monkeypatch, 
         (temporary / "new.txt").write_text("new")
     assert os.listdir(tmp_path) == ["run"]
     assert (path / "old.txt").read_text() == "precious"
+
+
+KILLED = """
+import os, signal, sys
+from patchbench.common import fresh_directory
+replace = os.replace
+
+def killed_between(source, target):
+    if str(target) == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+
+os.replace = killed_between
+with fresh_directory(sys.argv[1], overwrite=True) as temporary:
+    (temporary / "new.txt").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("use", ["check", "recover", "replace"])
+def test_what_a_killed_process_moved_aside_comes_back_at_the_next_use(tmp_path, use):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "old.txt").write_text("precious")
+    # Of another path, whose name begins alike.
+    neighbour = tmp_path / ".run.old.b.old.abcdefgh"
+    (neighbour / "replaced").mkdir(parents=True)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
+    assert done.returncode == -signal.SIGKILL
+    assert not path.exists()
+    if use == "check":
+        with pytest.raises(UserError, match="run exists"):
+            check_writable(path)
+    elif use == "recover":
+        recover(path)
+    else:
+        with fresh_directory(path, overwrite=True) as temporary:
+            assert (path / "old.txt").read_text() == "precious"
+            (temporary / "new.txt").write_text("new")
+    assert os.listdir(path) == (["new.txt"] if use == "replace" else ["old.txt"])
+    aside = [name for name in os.listdir(tmp_path) if name.startswith(".run.old.")]
+    assert aside == [neighbour.name]
+    assert (neighbour / "replaced").is_dir()
 
 
 def test_a_dangling_link_is_something_that_exists(tmp_path):
