@@ -98,13 +98,17 @@ def _status(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def setting(name: str, items: int) -> tuple[LoadedModel, list[Batch], list[Intervention]]:
+def setting(
+    name: str, items: int, stride: int
+) -> tuple[LoadedModel, list[Batch], list[Intervention]]:
     """Return model, batches and interventions of a named setting."""
     if name == "smollm2":
         loaded = pb.load_model(SMOLLM2)
         task = pb.load_task("ar", num_pairs=4)
-        dataset = model_inputs(loaded, task, split="test", n=16, corruptions=["key"]).dataset
-        sites = select_sites(loaded.hook_map, ["block_input"], None, SIX)
+        dataset = model_inputs(
+            loaded, task, split="test", n=min(items, 16), corruptions=["key"]
+        ).dataset
+        sites = select_sites(loaded.hook_map, ["block_input"], range(0, 30, stride), SIX)
         batches = make_batches(dataset, 16, ["key"])
     else:
         config = MixerLMConfig.preset(name, width=64, layers=2, vocab_size=8196)
@@ -118,9 +122,9 @@ def setting(name: str, items: int) -> tuple[LoadedModel, list[Batch], list[Inter
     return loaded, batches, [Intervention(sites=(site,), corruption="key") for site in sites]
 
 
-def measure(name: str, sampled: float, items: int) -> None:
+def measure(name: str, sampled: float, items: int, stride: int) -> None:
     """Print one setting's line."""
-    loaded, batches, plan = setting(name, items)
+    loaded, batches, plan = setting(name, items, stride)
     engine, native, floor = ENGINES["native"](), 0.0, 0.0
     slow: list[float] = []
     rng = np.random.default_rng(0)
@@ -156,11 +160,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=list(WANTED), choices=list(WANTED))
     parser.add_argument("--sampled", type=float, default=0.05)
-    parser.add_argument("--items", type=int, default=256, help="of the small models")
+    parser.add_argument("--items", type=int, default=256, help="of smollm2: at most 16")
+    parser.add_argument("--stride", type=int, default=1, help="every so many layers of smollm2")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.only:
-        measure(name, options.sampled, options.items)
+        measure(name, options.sampled, options.items, options.stride)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ Use:
 | states     | resume at the patched position: keys and values, or states, of the past |
 | batching   | which work shares a forward                                            |
 | forward    | one patched forward                                                    |
+| rounds     | interventions take turns where what they need does not fit             |
 | selfcheck  | each trick against the plain path, on the model at hand                |
 """
 

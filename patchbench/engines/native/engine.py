@@ -22,13 +22,15 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from patchbench.adapters.hook_map import HookPoint
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
 from patchbench.engines.native.batching import OVERHEAD, Grouping, Tuner, choose_cuts, cut_of, plan
 from patchbench.engines.native.blocks import Blocks
 from patchbench.engines.native.forward import Chunk, Runner
 from patchbench.engines.native.recording import Recording
-from patchbench.engines.native.selfcheck import TRICKS, WORDS, check, sample
+from patchbench.engines.native.rounds import Sizes, donor_points, rounds
+from patchbench.engines.native.selfcheck import EXAMPLES, TRICKS, WORDS, check, difference, sample
 from patchbench.engines.native.states import Past, past_of
 from patchbench.engines.native.work import Work
 from patchbench.engines.rows import RowWriter
@@ -38,8 +40,8 @@ from patchbench.interventions import Intervention
 if TYPE_CHECKING:
     from patchbench.adapters.loading import LoadedModel
 
-# Blocks, cached activations and the past share one budget; this part is for what enters blocks.
-_ENTERING = 0.5
+# Shares of the budget: donors' activations, what enters blocks, and the past.
+_DONORS, _ENTERING, _PAST = 0.4, 0.3, 0.3
 
 
 class NativeEngine:
@@ -77,14 +79,24 @@ class NativeEngine:
         writer = RowWriter(batch)
         if loaded.model not in self._models:
             self._models[loaded.model] = _Model(Blocks(loaded.model, loaded.hook_map), self.tricks)
+        model = self._models[loaded.model]
         with scoring(loaded.model):
-            while pending:
-                part = pending[: len(pending)]
-                _Job(self, self._models[loaded.model], loaded, batch, part, usable, writer).run()
-                pending = pending[len(part) :]
+            points = [point for item in pending for point in donor_points(loaded, item)]
+            points += _entry(loaded)
+            self.counters.forwards += (looks := model.sizes.learn(loaded, points, batch))
+            self.counters.forward_rows += looks
+            budget = _DONORS * self.cache_bytes
+            for part in rounds(pending, loaded, batch, model.sizes, budget):
+                _Job(self, model, loaded, batch, part, usable, writer).run()
         for intervention, mask in usable.items():
             self.counters.skip(intervention, int((~mask).sum()))
         return writer.table()
+
+
+def _entry(loaded: "LoadedModel") -> list[HookPoint]:
+    """Return the place that tells how large the residual stream is, if the model has it."""
+    point = loaded.hook_map.points.get((0, "block_input"))
+    return [] if point is None else [point]
 
 
 class _Model:
@@ -92,6 +104,7 @@ class _Model:
 
     Attributes:
         tricks: those that are right on it.
+        sizes: of activations.
         checked: component → longest documents on which that was checked.
         tuners: by what makes forwards unlike each other.
     """
@@ -101,6 +114,7 @@ class _Model:
         self.checked: dict[str, int] = {}
         self.tuners: dict[frozenset[str], Tuner] = {}
         self.overhead = OVERHEAD
+        self.sizes = Sizes()
 
 
 class _Job:
@@ -126,7 +140,7 @@ class _Job:
     def run(self) -> None:
         """Write the rows of the interventions."""
         past = self._past()
-        recording = self._record(past)
+        recording, past = self._record(past)
         self._prepare(past, recording)
         kept = recording.nbytes + (0 if past is None else past.nbytes)
         self._engine.kept = max(self._engine.kept, kept)
@@ -151,22 +165,46 @@ class _Job:
         self._drop("position", problem)
         return past
 
-    def _record(self, past: Past | None) -> Recording:
-        """Run the model unpatched."""
+    def _record(self, past: Past | None) -> tuple[Recording, Past | None]:
+        """Run the model unpatched; keeping its past must not matter, which is checked at first."""
+        self._drop("layer", self._model.blocks.problem)
+        recording, logits = self._observe(past)
+        if past is not None and self._unchecked():
+            rows = min(EXAMPLES, len(self._batch))
+            run = self._work.base_runs[0]
+            plain = recording.predict(run, rows)
+            if problem := difference(logits[run][:rows], plain, self._loaded.dtype):
+                self._drop("position", f"keeping its past {problem}")
+                past = None
+                recording, logits = self._observe(None)
+        for run, predicted in logits.items():
+            if run not in self._writer.observed:
+                self._writer.observe(run, predicted)
+        if self._drop("layer", self._model.blocks.problem):
+            recording.entering.clear()
+        return recording, past
+
+    def _observe(self, past: Past | None) -> tuple[Recording, dict[str, torch.Tensor]]:
         blocks, work = self._model.blocks, self._work
-        self._drop("layer", blocks.problem)
-        layers = set(map(int, work.layer)) - {0} if "layer" in self._model.tricks else set()
+        layers = self._resumable() if "layer" in self._model.tricks else set()
         recording = Recording(self._loaded, self._batch, work, blocks, layers=layers, past=past)
         sources = [intervention.source_run for intervention in self._interventions]
-        for run in dict.fromkeys([*work.base_runs, *sources, *work.wanted, "clean"]):
-            logits = recording.observe(run)
-            self._counters.forwards += 1
-            self._counters.forward_rows += len(self._batch)
-            if run not in self._writer.observed:
-                self._writer.observe(run, logits)
-        if self._drop("layer", blocks.problem):
-            recording.entering.clear()
-        return recording
+        runs = dict.fromkeys([*work.base_runs, *sources, *work.wanted, "clean"])
+        self._counters.forwards += len(runs)
+        self._counters.forward_rows += len(runs) * len(self._batch)
+        return recording, {run: recording.observe(run) for run in runs}
+
+    def _resumable(self) -> set[int]:
+        """Return the layers at which patched runs resume: all, or as many as fit the budget.
+
+        A run whose layer is left out resumes at the next one before it.
+        """
+        layers = sorted(set(map(int, self._work.layer)) - {0})
+        documents = len(self._work.base_runs) * len(self._batch)
+        width = [self._model.sizes.bytes_of(p, self._batch) for p in _entry(self._loaded)]
+        size = documents * self._batch.length * max(width, default=1)
+        most = int(_ENTERING * self._engine.cache_bytes // size)
+        return set(layers[:: max(1, -(-len(layers) // most))]) if most else set()
 
     def _prepare(self, past: Past | None, recording: Recording) -> None:
         """Choose where documents are cut, and keep the past there."""
@@ -178,21 +216,29 @@ class _Job:
         self._cuts = choose_cuts(work.first, self._batch.length, overhead)
         cut = cut_of(work, np.arange(len(work)), self._cuts)
         needed = {int(c): np.unique(work.document[cut == c]) for c in np.unique(cut)}
-        self._drop("position", past.at_cuts(recording.tokens, needed))
+        problem = past.at_cuts(recording.tokens, needed)
+        if problem is None and past.nbytes > _PAST * self._engine.cache_bytes:
+            problem = f"the past takes {past.nbytes / 2**20:.0f} MiB: raise cache_bytes"
+        self._drop("position", problem)
 
     def _check(self) -> None:
         """Compare the tricks with the plain path: at first, and on much longer documents."""
-        checked, length = self._model.checked, self._batch.length
-        places = [tuple(site.component for site in item.sites) for item in self._interventions]
-        components = {name for names in places for name in names}
-        if all(length <= 2 * checked.get(name, 0) for name in components):
+        components = self._unchecked()
+        if not components:
             return
+        places = [tuple(site.component for site in item.sites) for item in self._interventions]
         kept, notes = check(
             self._compute, sample(self._work, places), self._model.tricks, self._loaded.dtype
         )
         self._model.tricks = kept
         self._note(notes)
-        checked |= dict.fromkeys(components, length)
+        self._model.checked |= dict.fromkeys(components, self._batch.length)
+
+    def _unchecked(self) -> set[str]:
+        """Return the components on which no trick was checked, or only on short documents."""
+        components = {site.component for item in self._interventions for site in item.sites}
+        checked = self._model.checked
+        return {name for name in components if self._batch.length > 2 * checked.get(name, 0)}
 
     def _compute(self, items: np.ndarray, tricks: frozenset[str]) -> torch.Tensor:
         """Return the predictions of `items` with these tricks."""

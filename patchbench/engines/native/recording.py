@@ -92,6 +92,14 @@ class Recording:
             self._keep_entering(layer, run, hidden)
         return self._read_out.logits(output)
 
+    def predict(self, run: str, count: int) -> Tensor:
+        """Return the plain model's predictions on a run's first documents (count, vocabulary)."""
+        tokens = self._inputs(run)[:count]
+        positions = torch.as_tensor(self._batch.read_out[:count], device=self._device)
+        read_out = ReadOut.at(self._loaded.model, positions, tokens.shape[1])
+        with explained(self._loaded.name, tokens):
+            return read_out.logits(self._loaded.model(input_ids=tokens, **read_out.arguments))
+
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""

@@ -64,20 +64,25 @@ def _extremes(values: np.ndarray) -> tuple[int, int]:
     return int(np.argmin(values)), int(np.argmax(values))
 
 
+def difference(found: Tensor, truth: Tensor, dtype: str) -> str | None:
+    """Say how far predictions are from the true ones, if by more than rounding."""
+    allowed = TOLERANCE.get(dtype, HALF_TOLERANCE) * max(1.0, float(truth.abs().max()))
+    moved = float((found.float() - truth.float()).abs().max())
+    return None if moved <= allowed else f"moves a logit by {moved:.2g}"
+
+
 def check(
     compute: Compute, items: np.ndarray, tricks: frozenset[str], dtype: str
 ) -> tuple[frozenset[str], list[str]]:
     """Return the tricks that leave the predictions as they are, and notes about the others."""
-    truth = compute(items, frozenset()).float()
-    allowed = TOLERANCE.get(dtype, HALF_TOLERANCE) * max(1.0, float(truth.abs().max()))
+    truth = compute(items, frozenset())
     kept: frozenset[str] = frozenset()
     notes = []
     for trick in TRICKS:
         if trick not in tricks:
             continue
         try:
-            moved = float((compute(items, kept | {trick}).float() - truth).abs().max())
-            problem = f"moves a logit by {moved:.2g}" if not moved <= allowed else None
+            problem = difference(compute(items, kept | {trick}), truth, dtype)
         except torch.OutOfMemoryError:
             raise
         except (UserError, RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
