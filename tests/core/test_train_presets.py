@@ -37,7 +37,7 @@ def test_the_records_bear_out_the_preset(key):
         minutes = {"tiny": 2, "mini": 10}[run["preset"]]
         assert run["cpu_seconds"] <= 60 * minutes
         if key[0] == "ar":
-            assert (run["accuracy"]["value"] >= 0.9) == solves
+            assert (run["accuracy"]["value"] >= 0.85) == solves
         elif solves:
             assert run["accuracy_beyond_heuristics"]["low"] > 0.25
 
@@ -48,7 +48,7 @@ def test_no_record_is_left_over():
 
 def test_the_listing_has_a_line_for_each():
     lines = list_presets()
-    assert [(line["task"], line["preset"], line["arch"]) for line in lines] == KEYS
+    assert [(line["task"].split("/")[0], line["preset"], line["arch"]) for line in lines] == KEYS
     assert {line["accuracy"] for line in lines if line["seeds"] == 0} == {"not run"}
 
 
