@@ -8,6 +8,7 @@ Use:
 import re
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from rich.console import Console
@@ -17,9 +18,9 @@ from patchbench.demo import demo
 from patchbench.report import comparison
 
 
-def main(path: str) -> None:
+def main(path: str, **settings: Any) -> None:
     """Run the demo and write what it prints to `path`."""
-    results = demo()
+    results = demo(**settings)
     console = Console(record=True, width=80, highlight=False)
     with patch.object(comparison, "make_console", lambda: console):
         comparison.print_demo(results, quiet=True)

@@ -25,6 +25,7 @@ from patchbench.training import Trained, presets, train
 from patchbench.training.folder import FILE, RESULT
 
 POSITIONS = ("key", "value", "value+1", "query")
+RECORDS_FILE = Path(presets.__file__).with_name(presets.RECORDS)
 # Of each preset, the seed whose model is bundled.
 BUNDLED = {("ar", "mini", arch): 0 for arch in ("attention", "based", "delta_net", "mamba")}
 BUNDLED["ar", "mini", "mamba_noconv"] = 0
@@ -37,6 +38,9 @@ def main(
     preset: Annotated[list[str] | None, typer.Option(help="[default: tiny and mini]")] = None,
     arch: Annotated[list[str] | None, typer.Option(help="[default: all]")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each.")] = 3,
+    records: Annotated[Path, typer.Option(help="Where to record them.")] = Path(
+        presets.__file__
+    ).with_name(presets.RECORDS),
     bundle: Annotated[bool, typer.Option("--bundle", help="Copy models; train none.")] = False,
 ) -> None:
     """Train presets, or bundle what was trained."""
@@ -56,7 +60,7 @@ def main(
         return
     for seed in range(seeds):
         for key in wanted:
-            print(json.dumps(run(folder(out, key, seed), key, seed)), flush=True)
+            print(json.dumps(run(folder(out, key, seed), key, seed, records)), flush=True)
 
 
 def folder(out: Path, key: Key, seed: int) -> Path:
@@ -64,8 +68,8 @@ def folder(out: Path, key: Key, seed: int) -> Path:
     return out / "-".join((*key, str(seed)))
 
 
-def run(place: Path, key: Key, seed: int) -> dict[str, Any]:
-    """Train one preset with one seed and record it; return the record."""
+def run(place: Path, key: Key, seed: int, file: Path) -> dict[str, Any]:
+    """Train one preset with one seed and record it in a file; return the record."""
     family, name, arch = key
     preset = presets.PRESETS[family, name][arch]
     flags = f"--arch {arch} --task {family} --preset {name} --seed {seed}"
@@ -80,11 +84,8 @@ def run(place: Path, key: Key, seed: int) -> dict[str, Any]:
         **preset.settings,
     )
     seconds = time.process_time() - started
-    file = Path(presets.__file__).with_name(presets.RECORDS)
-    known = {
-        (r["family"], r["preset"], r["arch"], r["seed"]): r
-        for r in json.loads(file.read_text())["records"]
-    }
+    before = json.loads(file.read_text())["records"] if file.exists() else []
+    known = {(r["family"], r["preset"], r["arch"], r["seed"]): r for r in before}
     earlier = known.get((*key, seed))
     # A run that was there already says nothing of its time.
     cost = earlier["cpu_seconds"] if earlier and seconds < 5 else round(seconds, 1)
