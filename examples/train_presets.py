@@ -38,9 +38,7 @@ def main(
     preset: Annotated[list[str] | None, typer.Option(help="[default: tiny and mini]")] = None,
     arch: Annotated[list[str] | None, typer.Option(help="[default: all]")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each.")] = 3,
-    records: Annotated[Path, typer.Option(help="Where to record them.")] = Path(
-        presets.__file__
-    ).with_name(presets.RECORDS),
+    records: Annotated[Path, typer.Option(help="Where to record them.")] = RECORDS_FILE,
     bundle: Annotated[bool, typer.Option("--bundle", help="Copy models; train none.")] = False,
 ) -> None:
     """Train presets, or bundle what was trained."""
