@@ -116,7 +116,16 @@ def evaluate(
         ),
     ] = "auto",
     shots: Annotated[int, typer.Option(help="Solved documents in front of each prompt.")] = 0,
-    engine: Annotated[str, typer.Option(help="What runs the interventions.")] = "pyvene",
+    engine: Annotated[
+        str, typer.Option(help="What patches: native (fast), pyvene (the reference), nnsight.")
+    ] = "native",
+    selfcheck: Annotated[
+        bool,
+        typer.Option(
+            "--selfcheck/--no-selfcheck",
+            help="Compare the engine with pyvene on part of the first batch.",
+        ),
+    ] = True,
     tokenizer: Tokenizer = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
@@ -143,6 +152,7 @@ def evaluate(
         "template": template,
         "shots": shots,
         "engine": engine,
+        "selfcheck": selfcheck,
     }
     if components is not None:
         config["components"] = _names(components)

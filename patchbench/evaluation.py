@@ -24,6 +24,7 @@ from patchbench.engines.base import Batch, make_batches
 from patchbench.inputs import model_inputs
 from patchbench.interventions import Direction, Intervention
 from patchbench.results import MOST_RESAMPLES, Result, collect_provenance
+from patchbench.selfcheck import compare, refuse_unreachable
 from patchbench.sites import Position, Site
 from patchbench.tasks.templates import TEMPLATES
 
@@ -67,6 +68,8 @@ class EvaluateConfig:
         layers: None takes all.
         template: how a pretrained tokenizer's words are laid out; "symbolic" feeds the task's own
             token ids; "auto" renders when the model has a tokenizer.
+        engine: what runs the interventions: "native" (fast), "pyvene" (the reference), "nnsight".
+        selfcheck: whether the engine is compared with the reference on part of the first batch.
         shots: solved documents in front of each prompt.
         seed: of the bootstrap and of the shots; the task has its own.
     """
@@ -79,7 +82,8 @@ class EvaluateConfig:
     components: tuple[str, ...] = ("block_input",)
     layers: tuple[int, ...] | None = None
     positions: tuple[str, ...] | None = None
-    engine: str = "pyvene"
+    engine: str = "native"
+    selfcheck: bool = True
     template: str = "auto"
     shots: int = 0
     seed: int = 0
@@ -194,10 +198,13 @@ def evaluate(
     probe(loaded, {(site.layer, site.component) for site in sites})
     plan = _plan(loaded.hook_map, sites, config)
 
-    engine = ENGINES[config.engine]()
+    refuse_unreachable(loaded, plan, config.engine)
+    engine, agreement = ENGINES[config.engine](), None
     tables, done, total = [], 0, len(plan) * len(dataset)
     for batch in batches:
         tables.append(engine.run(loaded, plan, batch))
+        if config.selfcheck and len(tables) == 1:
+            agreement = compare(loaded, plan, batch, tables[0], engine=config.engine)
         done += len(plan) * len(batch.index)
         if progress is not None:
             progress(done, total)
@@ -215,6 +222,7 @@ def evaluate(
         notes=[*loaded.notes, *loaded.hook_map.notes, *inputs.notes],
         template=inputs.template,
     )
+    provenance["engine"]["selfcheck"] = agreement and asdict(agreement)
     return Result.from_rows(
         rows,
         config={**asdict(config), "positions": positions},

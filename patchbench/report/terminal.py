@@ -162,6 +162,12 @@ def print_result(result: "Result", *, quiet: bool = False) -> None:
         console.print(
             f"accuracy {_interval(beyond)} on the {beyond['n']} items no heuristic solves"
         )
+    agreement = result.provenance.get("engine", {}).get("selfcheck")
+    if agreement:
+        console.print(
+            f"engine   {agreement['engine']}, within {agreement['difference']:.0e} of "
+            f"{agreement['reference']} on {agreement['rows']} rows"
+        )
     for run in summary["runs"]:
         _print_run(console, result, run)
     if not quiet:
