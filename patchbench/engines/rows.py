@@ -72,7 +72,8 @@ class RowWriter:
             logits: (n, vocabulary) patched predictions of those.
 
         Returns:
-            The row's columns about the patched run, (n,) each.
+            The row's columns about the patched run, (n,) each; "logp_patched" is NaN where the
+            logits are NaN or infinite.
         """
         if source_run not in self._references:
             log_probs = self._measure(source_run, corruption).log_probs
@@ -83,6 +84,9 @@ class RowWriter:
             self._batch.answer[examples],
             self._batch.counterfactual[corruption][examples],
         )
+        # An infinite logit of another token makes the answer's probability a clean 0.
+        largest = logits.amax(-1).float().cpu().numpy()
+        found["logp"] = np.where(np.isfinite(largest), found["logp"], np.nan)
         return {f"{name}_patched": column for name, column in found.items()}
 
     def add(self, intervention: Intervention, usable: np.ndarray, logits: Tensor) -> None:

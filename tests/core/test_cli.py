@@ -338,15 +338,30 @@ def test_export_writes_a_loadable_dataset(run, tmp_path):
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "kill"])
 def test_interrupting_leaves_nothing_half_written(sign, model_dir, tmp_path):
+    script = (
+        "import patchbench.evaluation as evaluation\n"
+        "from patchbench.cli import main\n"
+        "make = evaluation.make_batches\n"
+        "def begin(*args):\n"
+        "    print('measuring', flush=True)\n"
+        "    return make(*args)\n"
+        "evaluation.make_batches = begin\n"
+        "main()"
+    )
     out = tmp_path / "run"
-    arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/tiny", "--n", "1024"]
-    arguments += ["--batch-size", "1", "--out", str(out), "--quiet"]
+    arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/tiny", "--n", "4096"]
+    arguments += ["--batch-size", "1", "--engine", "pyvene", "--out", str(out), "--quiet"]
     process = subprocess.Popen(
-        [sys.executable, "-c", "from patchbench.cli import main; main()", *arguments],
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "COLUMNS": "80"},
+        # Whoever runs the tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    time.sleep(9)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"measuring\n"
+    time.sleep(1)
     process.send_signal(sign)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
