@@ -44,6 +44,12 @@ class MixerLMCache(Cache):
     def __len__(self) -> int:
         return len(self.states)
 
+    def draft(self) -> MixerLMCache:
+        """Return a cache with the same states, in which others can be put without changing this."""
+        other = MixerLMCache(0)
+        other.states, other.length = list(self.states), self.length
+        return other
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens seen, the same for every layer."""
         return self.length
@@ -103,3 +109,28 @@ class MixerLMCache(Cache):
                 None if state is None else {name: change(tensor) for name, tensor in state.items()}
                 for state in self.states
             ]
+
+
+def check_cache(cache: object, *, layers: int, rows: int) -> None:
+    """Raise `UserError` unless `cache` can be continued by a model and batch of this size.
+
+    States of one row would otherwise be broadcast over all rows without an error.
+
+    Args:
+        cache: what was passed as one.
+        layers: layers of the model.
+        rows: rows of the batch.
+    """
+    if not isinstance(cache, MixerLMCache):
+        raise UserError(
+            f"the cache is a {type(cache).__name__}", "pass what an earlier call returned as .cache"
+        )
+    if len(cache) != layers:
+        raise UserError(
+            f"the cache has {len(cache)} layers, the model {layers}", "pass a cache of this model"
+        )
+    if cache.batch_size not in (-1, rows):
+        raise UserError(
+            f"the cache has {cache.batch_size} rows, the input {rows}",
+            "select or repeat the cache's rows (reorder_cache, batch_repeat_interleave)",
+        )

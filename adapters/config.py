@@ -16,12 +16,13 @@ where the layer's block differs from the config's.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from patchbench.adapters.mixers import MIXERS, MixerOptions
+from patchbench.adapters.settings import check_types
 from patchbench.common import UserError, near_names
 
 DEFAULT_POSITIONS = 1024
@@ -117,6 +118,9 @@ class MixerLMConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what was left out and check the whole; see the class for errors."""
         self._check_keywords(kwargs)
+        own = MixerLMConfig.__annotations__
+        check_types("", MixerLMConfig, {n: v for n, v in vars(self).items() if n in own})
+        self._check_containers()
         given: list[str | dict[str, Any]] = ["attention"] * (self.num_hidden_layers or 2)
         self.mixers = given if self.mixers is None else list(self.mixers)
         if self.num_hidden_layers is None:
@@ -170,14 +174,11 @@ class MixerLMConfig(PreTrainedConfig):
         assert self.mixers is not None
         entry = self.mixers[index]
         given = {"name": entry} if isinstance(entry, str) else dict(entry)
-        if "name" not in given:
-            raise UserError(f"layer {index} names no mixer: {entry!r}", '{"name": "mamba", …}')
         name, mlp = given.pop("name"), given.pop("mlp", self.mlp)
         norm = given.pop("norm", self.norm)
         _one_of("mlp", mlp, MLPS)
         _one_of("norm", norm, NORMS)
         kind = MIXERS[name].Options
-        hints = get_type_hints(kind)
         known = {field.name for field in fields(kind)}
         shared = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads}
         values = {key: value for key, value in shared.items() if key in known and value is not None}
@@ -188,12 +189,7 @@ class MixerLMConfig(PreTrainedConfig):
                     f"layer {index}: mixer {name!r} has no option {key!r}",
                     near_names(key, known | {"mlp", "norm"}),
                 )
-            value = values[key]
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if hints[key] in (int, float) and not is_number:
-                raise UserError(
-                    f"layer {index}: {key}={value!r} of mixer {name!r}", "a number is needed"
-                )
+        check_types(f"layer {index}: {name}", kind, values)
         return Layer(mixer=name, options=kind(**values), mlp=mlp, norm=norm)
 
     def _check_keywords(self, kwargs: dict[str, Any]) -> None:
@@ -204,6 +200,21 @@ class MixerLMConfig(PreTrainedConfig):
                 known = [field.name for field in fields(type(self))]
                 raise UserError(f"MixerLMConfig has no argument {key!r}", near_names(key, known))
 
+    def _check_containers(self) -> None:
+        if self.mixers is not None and not isinstance(self.mixers, list | tuple):
+            raise UserError(f"mixers is {self.mixers!r}", "give a list with one entry per layer")
+        for index, entry in enumerate(self.mixers or []):
+            name = entry.get("name") if isinstance(entry, dict) else entry
+            if not isinstance(name, str):
+                raise UserError(
+                    f"layer {index} names no mixer: {entry!r}", 'give "mamba" or {"name": "mamba"}'
+                )
+        options = {} if self.mixer_options is None else self.mixer_options
+        if not isinstance(options, dict) or not all(isinstance(v, dict) for v in options.values()):
+            raise UserError(
+                f"mixer_options is {options!r}", 'give options by mixer: {"mamba": {"d_conv": 2}}'
+            )
+
     def _check_shape(self) -> None:
         assert self.mixers is not None
         if self.num_hidden_layers != len(self.mixers) or not self.mixers:
@@ -213,8 +224,11 @@ class MixerLMConfig(PreTrainedConfig):
             )
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and value < 1:
                 raise UserError(f"{name} is {value!r}", "give a whole number of at least 1")
+        for name in ("norm_eps", "rope_theta", "initializer_range"):
+            if getattr(self, name) < 0 or (name == "rope_theta" and self.rope_theta == 0):
+                raise UserError(f"{name} is {getattr(self, name)!r}", "give a positive number")
         for name, known in (
             ("mlp", MLPS), ("norm", NORMS), ("final_norm", NORMS), ("positions", POSITIONS),
             ("init", INITS),

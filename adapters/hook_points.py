@@ -18,9 +18,34 @@ Hooked tensors are (batch, time, features).
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from patchbench.common import UserError
+
 
 class Hook(nn.Module):
-    """The identity. A forward (pre-)hook on it sees, and may replace, the value that passes."""
+    """The identity. A forward (pre-)hook on it sees, and may replace, the value that passes.
+
+    Args:
+        name: the component word.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.name = name
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what the hooks make of `x`.
+
+        Raises:
+            UserError: a hook returned another shape, which might broadcast without an error.
+        """
+        y = super().__call__(x)
+        if y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
+            given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise UserError(
+                f"a hook on {self.name!r} returned {given}, the value has shape {tuple(x.shape)}",
+                "return a tensor of the same shape, (batch, time, features)",
+            )
+        return y
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` itself, unchanged."""
@@ -51,7 +76,7 @@ class HookPoints(nn.ModuleDict):
     """
 
     def __init__(self, *names: str) -> None:
-        super().__init__({name: Hook() for name in names})
+        super().__init__({name: Hook(name) for name in names})
 
     def __getitem__(self, key: str) -> Hook:
         """Return the hook called `key`."""

@@ -17,7 +17,6 @@ Glossary: b batch, t time, d width, v vocabulary, n labelled positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -26,47 +25,19 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils.generic import ModelOutput
 
 from patchbench.adapters.block import MixerBlock, build_norm
-from patchbench.adapters.cache import MixerLMCache
+from patchbench.adapters.cache import MixerLMCache, check_cache
 from patchbench.adapters.config import MixerLMConfig
 from patchbench.adapters.initialisation import initialise
 from patchbench.adapters.mixers import Mixer
+from patchbench.adapters.model_io import (
+    MixerLMCausalOutput,
+    MixerLMOutput,
+    check_keywords,
+    has_padding,
+)
 from patchbench.common import UserError
-
-
-@dataclass
-class MixerLMOutput(ModelOutput):
-    """What `MixerLMModel` returns.
-
-    Args:
-        last_hidden_state: after the final norm, (b, t, d).
-        cache: the states after the last token, when asked for.
-        hidden_states: the embedding, then every block's output but the last, then
-            `last_hidden_state`, when asked for; each (b, t, d).
-    """
-
-    last_hidden_state: Tensor | None = None
-    cache: MixerLMCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class MixerLMCausalOutput(ModelOutput):
-    """What `MixerLMForCausalLM` returns.
-
-    Args:
-        loss: mean negative log-likelihood (natural log) over the labelled positions.
-        logits: at the positions that the call asked for; see `MixerLMForCausalLM.forward`.
-        cache: as in `MixerLMOutput`.
-        hidden_states: as in `MixerLMOutput`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    cache: MixerLMCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class MixerLMPreTrainedModel(PreTrainedModel):
@@ -138,31 +109,47 @@ class MixerLMModel(MixerLMPreTrainedModel):
 
         Args:
             input_ids: (b, t); or `inputs_embeds`.
-            attention_mask: (b, t), 0 at padding, which may only follow the real tokens.
+            attention_mask: (b, t), or (b, past + t) with a cache; 0 at padding, which may only
+                follow the real tokens, and of which no cache may be made.
             inputs_embeds: (b, t, d), in place of the token embedding.
             cache: what an earlier call returned; it is continued in place.
             use_cache: whether to return the states; by default the config's `use_cache` in
-                evaluation mode, never under gradient checkpointing.
+                evaluation mode, but not with padding, and never under gradient checkpointing.
             output_hidden_states: whether to return the residual stream between blocks.
             return_dict: False for a tuple.
-            kwargs: further arguments of transformers' callers; `position_ids` is refused.
+            kwargs: further arguments of transformers' callers. One that would change the result
+                and is not known here is refused.
 
         Raises:
-            UserError: padding on the left, or more positions than the model has learned.
+            UserError: padding on the left or in a cache, an unknown argument, a token that is not
+                in the vocabulary, a cache of other rows or layers, no token at all, or more
+                positions than the model has learned.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("the model needs input_ids or inputs_embeds", "give exactly one")
-        if kwargs.get("position_ids") is not None:
-            raise UserError("position_ids are not taken", "positions count from the first token")
-        _check_padding(attention_mask)
-        x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds  # b t d
-        use_cache = (
-            (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        )
+        check_keywords(kwargs)
+        padded = attention_mask is not None and has_padding(attention_mask)
+        x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds  # b t d
+        if 0 in x.shape[:2]:
+            raise UserError("the input has no tokens", "give at least one row of at least one")
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and not padded
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            if cache is not None and cache.length:
+                raise UserError(
+                    "gradient checkpointing cannot continue from a cache",
+                    "run the whole sequence, or switch one of the two off",
+                )
             use_cache, cache = False, None
         if use_cache and cache is None:
             cache = MixerLMCache(len(self.layers))
+        if cache is not None:
+            if padded:
+                raise UserError(
+                    "padding would enter the states of the cache",
+                    "batch sequences of equal length, or pass use_cache=False",
+                )
+            check_cache(cache, layers=len(self.layers), rows=x.shape[0])
         past = 0 if cache is None else cache.length
         total = past + x.shape[1]
         if self.max_length is not None and total > self.max_length:
@@ -179,18 +166,30 @@ class MixerLMModel(MixerLMPreTrainedModel):
             else output_hidden_states
         )
         hidden_states = (x,)
+        # The layers fill a draft, so that an exception among them leaves the cache as it was.
+        draft = None if cache is None else cache.draft()
         for block in self.layers:
-            x = block(x, cache=cache)
+            x = block(x, cache=draft)
             hidden_states += (x,) if wanted else ()
         x = self.norm(x)
-        if cache is not None:
-            cache.length = total
+        if cache is not None and draft is not None:
+            cache.states, cache.length = draft.states, total
         output = MixerLMOutput(
             last_hidden_state=x,
             cache=cache,
             hidden_states=(*hidden_states[:-1], x) if wanted else None,
         )
         return output.to_tuple() if return_dict is False else output
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        try:
+            return self.embed(input_ids)
+        except IndexError:
+            low, high, size = int(input_ids.min()), int(input_ids.max()), self.embed.num_embeddings
+            raise UserError(
+                f"token ids from {low} to {high}, but the vocabulary has {size}",
+                f"give ids from 0 to {size - 1}",
+            ) from None
 
 
 class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
@@ -276,11 +275,16 @@ class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
             cache=cache,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
-            **{key: kwargs[key] for key in ("position_ids",) if key in kwargs},
+            **kwargs,
         )
         hidden = base.last_hidden_state  # b t d
         loss = logits = None
         if labels is not None:
+            if labels.shape != hidden.shape[:2]:
+                raise UserError(
+                    f"labels have shape {tuple(labels.shape)}, tokens {tuple(hidden.shape[:2])}",
+                    "give one label per token; the shift is made here",
+                )
             # The decorator that keeps the compiler out is typed as taking one argument.
             select: Any = _labelled
             selected, targets = select(hidden, labels.to(hidden.device))  # n d, n
@@ -305,17 +309,6 @@ def register_auto_classes() -> None:
 
 
 register_auto_classes()
-
-
-def _check_padding(mask: Tensor | None) -> None:
-    """Refuse padding before real tokens: it would enter the states. After them it is harmless."""
-    if mask is None or torch.compiler.is_compiling():
-        return
-    if mask.ndim != 2 or bool((mask[:, 1:] > mask[:, :-1]).any() or (mask[:, :1] == 0).any()):
-        raise UserError(
-            "the attention_mask has padding before real tokens",
-            "pad on the right, or batch sequences of equal length",
-        )
 
 
 @torch.compiler.disable

@@ -64,11 +64,13 @@ def preset_arguments(
     """
     from patchbench.adapters.config import MixerLMConfig
 
+    if not isinstance(name, str):
+        raise UserError(f"the preset is {name!r}", near_names(str(name), PRESETS))
     parts = [_preset(part.strip()) for part in name.split(",")]
     pattern = [dict(layer) for part in parts for layer in part.pattern]
     depth = max(2, len(pattern)) if layers is None else layers
-    if depth < 1:
-        raise UserError(f"layers is {depth}", "give at least 1")
+    if not isinstance(depth, int) or depth < 1:
+        raise UserError(f"layers is {depth!r}", "give a whole number of at least 1")
     chosen = [dict(pattern[index % len(pattern)]) for index in range(depth)]
     # In a hybrid the first part that sets something sets it for all.
     settings = {key: value for part in reversed(parts) for key, value in part.settings.items()}
