@@ -128,8 +128,9 @@ class MixerLMModel(MixerLMPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("the model needs input_ids or inputs_embeds", "give exactly one")
         check_keywords(kwargs)
-        padded = attention_mask is not None and has_padding(attention_mask)
-        x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds  # b t d
+        padded = attention_mask is not None and has_padding(attention_mask)  # pyright: ignore[reportArgumentType]
+        x = inputs_embeds if input_ids is None else self._embed(input_ids)  # b t d
+        assert x is not None
         if 0 in x.shape[:2]:
             raise UserError("the input has no tokens", "give at least one row of at least one")
         if use_cache is None:

@@ -82,7 +82,7 @@ def test_architectures_are_listed(run):
         (["--width", "10000000"], "at most 65,536"),
         (["--layers", "100000"], "at most 1,000"),
         (["--option", "vocab_size=5"], "the task decides it"),
-        (["--option", "num_heads=x"], "a number is needed"),
+        (["--option", "num_heads=x"], "give a whole number"),
         (["--batch-size", "100000"], "is more than train_n"),
         (["--test-n", "200000"], "at most 100,000"),
         (["--warmup", "nan"], "at least 0"),
