@@ -121,7 +121,7 @@ def test_initialisation_is_the_authors():
     ("options", "message"),
     [
         ({"d_conv": -1}, "d_conv is -1: give 0"),
-        ({"d_conv": "long"}, "d_conv='long'"),
+        ({"d_conv": "long"}, "d_conv is 'long'"),
         ({"d_state": 0}, "d_state is 0"),
         ({"expand": 0}, "expand is 0"),
         ({"dt_rank": 0}, "dt_rank is 0"),
