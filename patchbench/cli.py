@@ -126,6 +126,16 @@ def evaluate(
             help="Compare the engine with pyvene on part of the first batch.",
         ),
     ] = True,
+    method: Annotated[
+        str,
+        typer.Option(help="exact, or attribution: first-order scores, and a few sites exactly."),
+    ] = "exact",
+    prefilter: Annotated[
+        int, typer.Option(help="How many sites attribution also runs exactly.")
+    ] = 8,
+    ig_steps: Annotated[
+        int, typer.Option(help="Steps over which attribution integrates; 0: slope at the base.")
+    ] = 0,
     tokenizer: Tokenizer = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
@@ -153,6 +163,9 @@ def evaluate(
         "shots": shots,
         "engine": engine,
         "selfcheck": selfcheck,
+        "method": method,
+        "prefilter": prefilter,
+        "ig_steps": ig_steps,
     }
     if components is not None:
         config["components"] = _names(components)
@@ -171,6 +184,8 @@ def evaluate(
     if model is None:
         if task is not None or changes:
             raise UserError("--task and --set need a --model", "name one, or drop them")
+        if method != "exact":  # their comparison shows exact numbers only
+            raise UserError(f"--method {method} needs a --model", "name one, or drop it")
         _evaluate_bundled(config, out=out, overwrite=overwrite, as_json=as_json, quiet=quiet)
         return
     if task is None:

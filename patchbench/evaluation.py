@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from patchbench.tasks import Task
 
 DIRECTIONS = ("denoise", "noise")
+METHODS = ("exact", "attribution")
 DEFAULT_POSITIONS = ("key", "value", "value+1", "query")
 # The read-out: the last token of the prompt. It is the query unless a template puts tokens between.
 READ_OUT = "answer-1"
@@ -50,6 +51,8 @@ _BOUNDS: Mapping[str, tuple[int, int | None]] = {
     "shots": (0, None),
     "seed": (0, None),
     "resamples": (100, MOST_RESAMPLES),
+    "prefilter": (1, None),
+    "ig_steps": (0, 1000),
 }
 _OPTIONAL = ("layers", "positions")
 _ITEMS = {Integral: "integers", str: "names"}
@@ -70,6 +73,11 @@ class EvaluateConfig:
             token ids; "auto" renders when the model has a tokenizer.
         engine: what runs the interventions: "native" (fast), "pyvene" (the reference), "nnsight".
         selfcheck: whether the engine is compared with the reference on part of the first batch.
+        method: "exact", or "attribution": first-order scores of all sites, and exact numbers of
+            the foremost of them (see `patchbench.attribution`).
+        prefilter: how many sites "attribution" runs exactly.
+        ig_steps: steps over which "attribution" integrates the gradient, at as many forwards and
+            backwards for each site; 0 takes the gradient at the base.
         shots: solved documents in front of each prompt.
         seed: of the bootstrap and of the shots; the task has its own.
     """
@@ -84,6 +92,9 @@ class EvaluateConfig:
     positions: tuple[str, ...] | None = None
     engine: str = "native"
     selfcheck: bool = True
+    method: str = "exact"
+    prefilter: int = 8
+    ig_steps: int = 0
     template: str = "auto"
     shots: int = 0
     seed: int = 0
@@ -96,7 +107,7 @@ class EvaluateConfig:
                 raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
             if most is not None and value > most:
                 raise UserError(f"{name}={value}", f"at most {most:,} are possible")
-        for name in ("split", "engine", "template"):
+        for name in ("split", "engine", "template", "method"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}={getattr(self, name)!r}", "a word is needed")
         for name in SEQUENCES:
@@ -119,6 +130,14 @@ class EvaluateConfig:
             )
         if self.engine not in ENGINES:
             raise UserError(f"unknown engine {self.engine!r}", near_names(self.engine, ENGINES))
+        if self.method not in METHODS:
+            raise UserError(f"unknown method {self.method!r}", near_names(self.method, METHODS))
+        for name in ("prefilter", "ig_steps") if self.method == "exact" else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} is of attribution, and the method is exact",
+                    "add method attribution",
+                )
         if self.template not in (known := ("auto", SYMBOLIC, *TEMPLATES)):
             raise UserError(f"unknown template {self.template!r}", near_names(self.template, known))
         for direction in self.directions:
@@ -161,7 +180,8 @@ def evaluate(
     Args:
         model: a hub id, folder, file, `PreTrainedModel`, or what `load_model` returned.
         task: a task's name, or what `load_task` returned.
-        progress: called with (forward rows done, rows in all) after each batch.
+        progress: called with (forward rows done, rows in all) after each batch; the first-order
+            scores are counted by themselves, before the exact numbers.
         command: the command line, for the provenance.
         **settings: the fields of `EvaluateConfig`.
 
@@ -169,6 +189,7 @@ def evaluate(
         UserError: something asked for does not exist or does not fit.
         ControlError: a hard control is off (see `patchbench.controls`).
     """
+    from patchbench import attribution
     from patchbench.adapters import LoadedModel, load_model
     from patchbench.adapters.probe import probe
     from patchbench.tasks import Task, load_task
@@ -200,6 +221,17 @@ def evaluate(
 
     refuse_unreachable(loaded, plan, config.engine)
     engine, agreement = ENGINES[config.engine](), None
+    estimates = None
+    if config.method == "attribution":
+        estimates, plan = attribution.prefilter(
+            loaded,
+            plan,
+            batches,
+            count=config.prefilter,
+            ig_steps=config.ig_steps,
+            counters=engine.counters,
+            progress=progress,
+        )
     tables, done, total = [], 0, len(plan) * len(dataset)
     for batch in batches:
         tables.append(engine.run(loaded, plan, batch))
@@ -223,12 +255,21 @@ def evaluate(
         template=inputs.template,
     )
     provenance["engine"]["selfcheck"] = agreement and asdict(agreement)
-    return Result.from_rows(
+    result = Result.from_rows(
         rows,
         config={**asdict(config), "positions": positions},
         provenance=provenance,
         controls=[{**asdict(c), "passed": c.passed} for c in checks],
     )
+    if estimates is not None:
+        result.summary["attribution"] = attribution.summarise(
+            estimates,
+            result.summary["runs"],
+            ig_steps=config.ig_steps,
+            seed=config.seed,
+            resamples=config.resamples,
+        )
+    return result
 
 
 def default_positions(dataset: "Dataset") -> tuple[str, ...]:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from patchbench.adapters.hook_points import Hook, HookPoints
 
-Replacement = tuple[Tensor, Tensor]
-"""At which (b, t) a hook returned something else, and what (b, t, *state)."""
+Replacement = tuple[Tensor, Tensor, Tensor | None]
+"""At which (b, t) a hook returned something else, what (b, t, *state), and by how much it differs
+where a gradient is to reach the hook's own terms."""
 
 
 def stepwise(
@@ -34,6 +35,7 @@ def stepwise(
     The hook of `ssm_write` sees all writes of the unpatched recurrence as (b, t, features), the
     hook of `ssm_state` all states after patched writes. Positions where a hook returns what it
     was given are computed as usual; elsewhere the recurrence goes on from the returned value.
+    Terms that a hook adds can be differentiated by, be they 0.
 
     Args:
         keep: (step, state before) → what is left of it before the write.
@@ -78,15 +80,23 @@ def _show(hook: Hook, values: Tensor) -> Replacement | None:
     if not hook.active:
         return None
     flat = values.flatten(2)
-    # A clone, because hooks may write into what they are given.
-    returned = hook(flat.clone()).to(values.dtype)
+    given = flat.clone()  # hooks may write into what they are given
+    before = given.grad_fn
+    returned = hook(given)
+    added = returned.requires_grad and (before is None or returned.grad_fn is not before)
+    returned = returned.to(values.dtype)
     changed = (returned != flat).any(-1)  # b t
-    return (changed, returned.view_as(values)) if bool(changed.any()) else None
+    if not (added or bool(changed.any())):
+        return None
+    difference = (returned - flat).view_as(values) if added else None
+    return changed, returned.view_as(values), difference
 
 
 def _replace(replacement: Replacement | None, t: int, value: Tensor) -> Tensor:
     if replacement is None:
         return value
-    changed, new = replacement
+    changed, new, difference = replacement
     where = changed[:, t].view(-1, *[1] * (value.dim() - 1))
+    if difference is not None:
+        value = value + difference[:, t]
     return torch.where(where, new[:, t], value)

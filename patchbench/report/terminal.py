@@ -8,7 +8,7 @@ Use:
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from patchbench.effects import select
+from patchbench.sites import Site
+from patchbench.statistics import Estimate
+
 if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel
     from patchbench.results import Result
-    from patchbench.statistics import Estimate
 
 WIDTH = 80
 # Columns of "0.98 ±0.03" beside the layer that fit into WIDTH.
@@ -190,18 +193,53 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
             f"[yellow]below the gate, so no effects are shown:[/] {'; '.join(run['reasons'])}"
         )
         return
+    estimated = result.summary.get("attribution")
+    measured = select(result.rows, corruption, direction)["component"].unique().to_pylist()
     for component in result.config["components"]:
-        _print_grid(console, result, component, corruption, direction)
+        # The prefilter of an attribution may leave none of a component's sites.
+        if estimated is None or component in measured:
+            grid = result.table(component, corruption=corruption, direction=direction)
+            print_grid(console, f"Attrib of {component}", grid)
+    if estimated is not None:
+        print_scores(console, estimated, corruption, direction)
 
 
-def _print_grid(
-    console: Console, result: "Result", component: str, corruption: str, direction: str
+def print_scores(
+    console: Console, estimated: dict[str, Any], corruption: str, direction: str
+) -> None:
+    """Print the first-order scores of all sites, and how far they are from exact numbers."""
+    run = next(
+        run
+        for run in estimated["runs"]
+        if (run["corruption"], run["direction"]) == (corruption, direction)
+    )
+    grids: dict[str, dict[tuple[int | None, str], Estimate]] = {}
+    for score in run["scores"]:
+        # Sites patched from elsewhere, and single heads, have no place in the grid.
+        site = None if "->" in score["site"].split() else Site.parse(score["site"])
+        if site is not None and site.head is None:
+            place = site.layer, str(site.position)
+            grids.setdefault(site.component, {})[place] = Estimate.from_json(score["attrib"])
+    steps = estimated["ig_steps"]
+    way = f"gradient over {steps} steps" if steps else "gradient at the base"
+    for component, grid in grids.items():
+        print_grid(console, f"first order ({way}): estimated Attrib of {component}", grid)
+    if against := run["against_exact"]:
+        rank = against["rank_correlation"]
+        console.print(
+            f"first order against exact on {against['n']} sites: rank correlation "
+            f"{'none' if rank is None else format(rank, '.2f')}, largest error "
+            f"{against['largest_error']:.2g} at {escape(against['site'])}"
+        )
+
+
+def print_grid(
+    console: Console, title: str, grid: Mapping[tuple[int | None, str], Estimate]
 ) -> None:
     """Print layer × position; more positions than fit come in further tables below."""
-    grid = result.table(component, corruption=corruption, direction=direction)
     layers = list(dict.fromkeys(layer for layer, _ in grid))
     positions = list(dict.fromkeys(position for _, position in grid))
-    console.print(f"Attrib of {component}, ± the wider side of its 95 % interval")
+    console.print(f"{title}, ± the wider side of its 95 % interval")
     for start in range(0, len(positions), MOST_COLUMNS):
         shown = positions[start : start + MOST_COLUMNS]
         table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
@@ -214,7 +252,7 @@ def _print_grid(
         console.print(table)
 
 
-def cell(estimate: "Estimate | None") -> Text:
+def cell(estimate: Estimate | None) -> Text:
     """Bold where most of the effect is restored for sure, dim where perhaps none is."""
     if estimate is None:
         return Text("–")

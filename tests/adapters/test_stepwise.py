@@ -1,5 +1,6 @@
 """A counting recurrence, where every effect of a patch can be told without a computer."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -56,3 +57,20 @@ def test_an_earlier_write_and_a_later_state_both_hold() -> None:
 def test_the_same_value_put_back_is_no_replacement() -> None:
     # The states seen by the hook are 4, 4, 4, 4: at step 2 it returns what it was given.
     assert run(ssm_state={0: 0.0, 2: 4.0}) == [0, 1, 1.75, 2.3125]
+
+
+@pytest.mark.parametrize("name", ["ssm_write", "ssm_state"])
+def test_zeros_that_a_hook_adds_can_be_differentiated_by(name: str) -> None:
+    points, zeros = HookPoints("ssm_write", "ssm_state"), torch.zeros(1, 4, 1, requires_grad=True)
+    points[name].register_forward_hook(lambda _, __, out: out + zeros)
+    states = stepwise(
+        keep=lambda t, state: state / 2,
+        write=lambda t, kept: 1 + kept / 2,
+        start=torch.full((1, 1), 4.0),
+        length=4,
+        hook_points=points,
+    )
+    assert states.flatten().tolist() == [4, 4, 4, 4]
+    (slopes,) = torch.autograd.grad(states[0, 3, 0], zeros)
+    # What is added to a write or state reaches the next state at 1/2 + 1/4.
+    assert slopes.flatten().tolist() == [0.75**3, 0.75**2, 0.75, 1]

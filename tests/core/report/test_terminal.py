@@ -1,7 +1,6 @@
 """What the terminal shows: whole numbers in 80 columns, and progress only where it can be seen."""
 
 import io
-from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -17,13 +16,8 @@ def test_the_grid_fits_and_is_whole(positions, capsys):
     names = names[:positions]
     worst = Estimate(value=-0.123, low=-0.456, high=-0.001, n=8)
 
-    class Fixed:
-        config: ClassVar = {"positions": names}
-
-        def table(self, *_, **__):
-            return {(layer, name): worst for layer in (0, 29) for name in names}
-
-    terminal._print_grid(terminal.make_console(), Fixed(), "block_input", "key", "denoise")
+    grid = {(layer, name): worst for layer in (0, 29) for name in names}
+    terminal.print_grid(terminal.make_console(), "Attrib of block_input", grid)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
