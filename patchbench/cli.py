@@ -106,7 +106,19 @@ def evaluate(
     layers: Annotated[str | None, typer.Option(help="For example 0,3-5.  [default: all]")] = None,
     positions: Annotated[
         str | None,
-        typer.Option(help="Roles with offsets.  [default: key,value,value+1,query]"),
+        typer.Option(
+            help="Roles with offsets, or all: every token, by its distance to the role before it.  "
+            "[default: key,value,value+1,query]"
+        ),
+    ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sites",
+            metavar="EXPR",
+            help="Instead of the three above, repeatable: 'L*.conv_output@value+0..2', "
+            "'A & B' together, 'A -> B' from A into B; L* is one layer throughout.",
+        ),
     ] = None,
     template: Annotated[
         str,
@@ -171,6 +183,8 @@ def evaluate(
         config["components"] = _names(components)
     if positions is not None:
         config["positions"] = _names(positions)
+    if site:
+        config["sites"] = site
     changes = _overrides(overrides)
     if out is not None:
         check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
@@ -186,6 +200,8 @@ def evaluate(
             raise UserError("--task and --set need a --model", "name one, or drop them")
         if method != "exact":  # their comparison shows exact numbers only
             raise UserError(f"--method {method} needs a --model", "name one, or drop it")
+        if site or config.get("positions") == ["all"]:
+            raise UserError("--sites and --positions all need a --model", "name one")
         _evaluate_bundled(config, out=out, overwrite=overwrite, as_json=as_json, quiet=quiet)
         return
     if task is None:

@@ -25,8 +25,10 @@ from patchbench.inputs import model_inputs
 from patchbench.interventions import Direction, Intervention
 from patchbench.results import MOST_RESAMPLES, Result, collect_provenance
 from patchbench.selfcheck import compare, refuse_unreachable
+from patchbench.site_expressions import Patch, expand, parse
 from patchbench.sites import Position, Site
 from patchbench.tasks.templates import TEMPLATES
+from patchbench.windows import window_positions, with_windows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -40,7 +42,9 @@ METHODS = ("exact", "attribution")
 DEFAULT_POSITIONS = ("key", "value", "value+1", "query")
 # The read-out: the last token of the prompt. It is the query unless a template puts tokens between.
 READ_OUT = "answer-1"
-SEQUENCES = ("corruptions", "directions", "components", "layers", "positions")
+# Every token by its distance to a role: see `patchbench.windows`.
+ALL = "all"
+SEQUENCES = ("corruptions", "directions", "components", "layers", "positions", "sites")
 
 SYMBOLIC = "symbolic"
 # The smallest and the largest value of a setting. More examples than that narrow no interval that
@@ -54,7 +58,9 @@ _BOUNDS: Mapping[str, tuple[int, int | None]] = {
     "prefilter": (1, None),
     "ig_steps": (0, 1000),
 }
-_OPTIONAL = ("layers", "positions")
+_OPTIONAL = ("layers", "positions", "sites")
+# What `sites` stands instead of.
+_GRID = ("components", "layers", "positions")
 _ITEMS = {Integral: "integers", str: "names"}
 
 Progress = Callable[[int, int], None]
@@ -67,8 +73,10 @@ class EvaluateConfig:
     Attributes:
         n: examples of the split.
         positions: roles with offsets; None takes `DEFAULT_POSITIONS`, and the read-out where a
-            template separates it from the query.
+            template separates it from the query; "all" takes every token, by its role's window.
         layers: None takes all.
+        sites: expressions (see `patchbench.site_expressions`) instead of components, layers and
+            positions.
         template: how a pretrained tokenizer's words are laid out; "symbolic" feeds the task's own
             token ids; "auto" renders when the model has a tokenizer.
         engine: what runs the interventions: "native" (fast), "pyvene" (the reference), "nnsight".
@@ -90,6 +98,7 @@ class EvaluateConfig:
     components: tuple[str, ...] = ("block_input",)
     layers: tuple[int, ...] | None = None
     positions: tuple[str, ...] | None = None
+    sites: tuple[str, ...] | None = None
     engine: str = "native"
     selfcheck: bool = True
     method: str = "exact"
@@ -123,6 +132,10 @@ class EvaluateConfig:
                 raise UserError(f"{name} is empty", "name at least one")
             if len(set(value)) != len(value):
                 raise UserError(f"{name}={list(value)} names one twice", "name each once")
+        for text in self.sites or ():
+            parse(text)
+        if ALL in (self.positions or ()) and self.positions != (ALL,):
+            raise UserError(f"positions={list(self.positions or ())}", f"{ALL!r} stands alone")
         places = [Position.parse(position) for position in self.positions or ()]
         if len(set(places)) != len(places):
             raise UserError(
@@ -164,6 +177,10 @@ class EvaluateConfig:
                     values[name] = (value,)
                 elif isinstance(value, Iterable):
                     values[name] = tuple(value)
+        if values.get("sites") is not None:
+            for name in _GRID:
+                if values.get(name) is not None:
+                    raise UserError(f"sites and {name} together", f"write the {name} in the sites")
         return cls(**values)
 
 
@@ -210,14 +227,14 @@ def evaluate(
     )
     dataset = inputs.dataset
     batches = [
-        controls.with_partner(batch)
+        controls.with_partner(with_windows(batch) if config.positions == (ALL,) else batch)
         for batch in make_batches(dataset, config.batch_size, config.corruptions)
     ]
-    positions = config.positions or default_positions(dataset)
-    _check_positions(batches, positions)
-    sites = select_sites(loaded.hook_map, config.components, config.layers, positions)
-    probe(loaded, {(site.layer, site.component) for site in sites})
-    plan = _plan(loaded.hook_map, sites, config)
+    patches, grid = _patches(loaded.hook_map, dataset, batches, config)
+    touched = [site for patch in patches for part in patch for site in part]
+    _check_positions(batches, {site.position for site in touched})
+    probe(loaded, {(site.layer, site.component) for site in touched})
+    plan = _plan(loaded.hook_map, patches, config)
 
     refuse_unreachable(loaded, plan, config.engine)
     engine, agreement = ENGINES[config.engine](), None
@@ -257,7 +274,7 @@ def evaluate(
     provenance["engine"]["selfcheck"] = agreement and asdict(agreement)
     result = Result.from_rows(
         rows,
-        config={**asdict(config), "positions": positions},
+        config={**asdict(config), **grid},
         provenance=provenance,
         controls=[{**asdict(c), "passed": c.passed} for c in checks],
     )
@@ -312,21 +329,39 @@ def select_sites(
     return sites
 
 
-def _check_positions(batches: Sequence[Batch], positions: Sequence[str]) -> None:
+def _patches(
+    hook_map: "HookMap", dataset: "Dataset", batches: Sequence[Batch], config: EvaluateConfig
+) -> tuple[list[Patch], dict[str, Any]]:
+    """Return what is patched from where, and the grid's part of the config as it was resolved."""
+    if config.sites is not None:
+        grid = {"components": (), "layers": None, "positions": None}
+        return expand(config.sites, hook_map, list(dataset[0]["roles"])), grid
+    positions = config.positions or default_positions(dataset)
+    places = positions
+    if positions == (ALL,):
+        places = tuple(map(str, window_positions(batches)))
+    sites = select_sites(hook_map, config.components, config.layers, places)
+    return [((site,), (site,)) for site in sites], {"positions": positions}
+
+
+def _check_positions(batches: Sequence[Batch], positions: Iterable[Position]) -> None:
     """Raise `UserError` for a position that no example has: it would be missing without a word."""
-    for text in positions:
-        position = Position.parse(text)
+    for position in sorted(positions):
         if not any((batch.locate(position) >= 0).any() for batch in batches):
-            raise UserError(f"no example has a token at {text!r}", "leave it out of --positions")
+            raise UserError(f"no example has a token at '{position}'", "leave it out")
 
 
-def _plan(hook_map: "HookMap", sites: list[Site], config: EvaluateConfig) -> list[Intervention]:
+def _plan(
+    hook_map: "HookMap", patches: Sequence[Patch], config: EvaluateConfig
+) -> list[Intervention]:
     plan = []
     for corruption in config.corruptions:
         for direction in cast(tuple[Direction, ...], config.directions):
             plan += controls.interventions(hook_map, corruption=corruption, direction=direction)
             plan += [
-                Intervention(sites=(site,), corruption=corruption, direction=direction)
-                for site in sites
+                Intervention(
+                    sites=sites, source_sites=donors, corruption=corruption, direction=direction
+                )
+                for sites, donors in patches
             ]
     return plan

@@ -41,6 +41,8 @@ class Batch:
         candidates: (B, C) token ids of the in-context answers, padded with −1.
         distance: (B,) tokens between key and value.
         heuristic: (B,) bool, whether a heuristic of the task gets the answer without the rule.
+        windows: role → (B, 2), its first token and the one behind its last. If given, measurements
+            (not controls) of a position are limited to the examples that have it in its role's.
     """
 
     index: np.ndarray
@@ -53,6 +55,7 @@ class Batch:
     candidates: np.ndarray
     distance: np.ndarray
     heuristic: np.ndarray
+    windows: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -103,6 +106,11 @@ class Batch:
         usable = np.asarray(self.available[intervention.corruption], bool)
         for site in {*intervention.sites, *intervention.donors}:
             usable = usable & (self.locate(site.position) >= 0)
+        if self.windows and intervention.control is None:
+            for site in intervention.sites:
+                index = self.locate(site.position)
+                begin, end = self.windows[site.position.role].T
+                usable = usable & (begin <= index) & (index < end)
         return usable
 
     def select(self, rows: slice) -> "Batch":

@@ -8,7 +8,7 @@ Use:
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from patchbench.effects import select
 from patchbench.sites import Site
 from patchbench.statistics import Estimate
 
@@ -194,14 +193,37 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
         )
         return
     estimated = result.summary.get("attribution")
-    measured = select(result.rows, corruption, direction)["component"].unique().to_pylist()
-    for component in result.config["components"]:
-        # The prefilter of an attribution may leave none of a component's sites.
-        if estimated is None or component in measured:
-            grid = result.table(component, corruption=corruption, direction=direction)
-            print_grid(console, f"Attrib of {component}", grid)
+    plain, others = _split(effect["site"] for effect in run["effects"])
+    asked = result.config["components"]
+    for component in dict.fromkeys([*(name for name in asked if name in plain), *plain]):
+        grid = result.table(component, corruption=corruption, direction=direction)
+        print_grid(console, f"Attrib of {component}", grid)
+    if others:
+        found = {effect["site"]: Estimate.from_json(effect["attrib"]) for effect in run["effects"]}
+        _print_list(console, {name: found[name] for name in others})
     if estimated is not None:
         print_scores(console, estimated, corruption, direction)
+
+
+def _split(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the components that have a place in a grid, and the names of all other sites."""
+    components, others = {}, []
+    for name in names:
+        if {"&", "->"} & set(name.split()) or (site := Site.parse(name)).head is not None:
+            others.append(name)
+        else:
+            components[site.component] = None
+    return list(components), others
+
+
+def _print_list(console: Console, effects: "dict[str, Estimate]") -> None:
+    """Print single heads, and sites that are patched together or from elsewhere, one a line."""
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("patched", overflow="fold")
+    table.add_column("Attrib", justify="right", no_wrap=True)
+    for name, effect in effects.items():
+        table.add_row(escape(name), cell(effect))
+    console.print(table)
 
 
 def print_scores(
@@ -240,6 +262,16 @@ def print_grid(
     layers = list(dict.fromkeys(layer for layer, _ in grid))
     positions = list(dict.fromkeys(position for _, position in grid))
     console.print(f"{title}, ± the wider side of its 95 % interval")
+    # A whole sweep has more positions than a model that one looks at has layers.
+    if len(layers) <= MOST_COLUMNS and len(positions) > 2 * MOST_COLUMNS:
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("position", no_wrap=True)
+        for layer in layers:
+            table.add_column("–" if layer is None else f"L{layer}", justify="right", no_wrap=True)
+        for position in positions:
+            table.add_row(position, *(cell(grid.get((layer, position))) for layer in layers))
+        console.print(table)
+        return
     for start in range(0, len(positions), MOST_COLUMNS):
         shown = positions[start : start + MOST_COLUMNS]
         table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)

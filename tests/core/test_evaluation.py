@@ -298,3 +298,28 @@ def test_a_patch_that_overflows_is_told_and_not_left_out(task):
     model = Overflowing(tiny("gpt2").config)
     with pytest.raises(pb.UserError, match=r"logits with .* patched are NaN or infinite"):
         pb.evaluate(model, task, engine="pyvene", selfcheck=False, **SETTINGS)
+
+
+def test_sites_in_words_are_patched_together_and_from_elsewhere(task):
+    """A pair is both patches in one forward; with all of layer 0 the source run itself."""
+    together = "L0.block_input@key & L*.mlp_output@query"
+    elsewhere = "L1.block_input@key -> L1.block_input@value"
+    sites = [together, elsewhere, "L0..1.block_input@key"]
+    result = pb.evaluate(tiny("gpt2"), task, n=6, sites=sites)
+    rows = [row for row in result.rows.to_pylist() if row["control"] is None]
+    assert {row["site"] for row in rows} == {
+        "L0.block_input@key & L0.mlp_output@query",
+        "L0.block_input@key & L1.mlp_output@query",
+        elsewhere,
+        "L0.block_input@key",
+        "L1.block_input@key",
+    }
+    for row in rows:
+        if row["site"].startswith("L0.block_input@key"):
+            assert row["p_patched"] == pytest.approx(row["p_source"], abs=1e-6)
+    assert {row["p_patched"] == row["p_base"] for row in rows if "->" in row["site"]} != {True}
+    assert result.config["sites"] == sites
+    with pytest.raises(pb.UserError, match="sites and positions together"):
+        pb.evaluate(tiny("gpt2"), task, sites=sites, positions=["key"])
+    with pytest.raises(pb.UserError, match=r"no example has a token at 'answer\+3'"):
+        pb.evaluate(tiny("gpt2"), task, n=4, sites="L0.block_input@answer+3")

@@ -64,3 +64,30 @@ def test_nothing_is_drawn_into_a_file_or_when_quiet(quiet, capsys):
 )
 def test_parameters_are_counted_in_a_readable_unit(number, shown):
     assert terminal._count(number) == shown
+
+
+def test_pairs_and_heads_are_listed_whole(capsys):
+    names = ["L0.mlp_output@key & L10.block_output@value -> L11.block_input@query", "L0.q[3]@key"]
+    assert terminal._split([*names, "L1.dt@key", "embed@key"]) == (["dt", "embed"], names)
+    worst = Estimate(value=-0.123, low=-0.456, high=-0.001, n=8)
+    terminal._print_list(terminal.make_console(), dict.fromkeys([*names, "x" * 90], worst))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("-0.12 ±0.33") == 3
+    assert out.count("x") == 90
+    for word in " ".join(names).split():
+        assert word in out
+
+
+def test_a_whole_sweep_stands_on_end(capsys):
+    names = [f"value+{number}" for number in range(1, 30)]
+    effect = Estimate(value=0.5, low=0.4, high=0.6, n=8)
+
+    class Fixed:
+        def table(self, *_, **__):
+            return {(layer, name): effect for layer in (0, 1) for name in names}
+
+    terminal._print_grid(terminal.make_console(), Fixed(), "block_input", "key", "denoise")
+    out = capsys.readouterr().out
+    assert out.count("0.50 ±0.10") == 58
+    assert sum(line.strip().startswith("value+") for line in out.splitlines()) == 29
