@@ -130,11 +130,11 @@ _AR_MINI: Mapping[str, _Line] = {
 # Nothing stops these early: how far beyond the heuristics a model gets is a matter of degree.
 _TO_THE_END = {**_COSINE, "stop_at": None}
 _ATR_TINY: Mapping[str, _Line] = {
-    "attention": (1e-3, 5000, True, _TO_THE_END),
-    "based": (3e-3, 6000, True, _TO_THE_END),
-    "mamba": (3e-3, 3500, True, _TO_THE_END),
-    "mamba_noconv": (3e-3, 4000, True, _TO_THE_END),
-    "delta_net": (3e-3, 5000, True, _TO_THE_END),
+    "attention": (1e-3, 4000, True, _TO_THE_END),
+    "based": (3e-3, 4500, True, _TO_THE_END),
+    "mamba": (3e-3, 2800, True, _TO_THE_END),
+    "mamba_noconv": (3e-3, 2800, True, _TO_THE_END),
+    "delta_net": (3e-3, 3300, True, _TO_THE_END),
 }
 _ATR_MINI: Mapping[str, _Line] = {
     "attention": (1e-3, 10_000, True, _TO_THE_END),

@@ -83,11 +83,8 @@ def test_a_whole_sweep_stands_on_end(capsys):
     names = [f"value+{number}" for number in range(1, 30)]
     effect = Estimate(value=0.5, low=0.4, high=0.6, n=8)
 
-    class Fixed:
-        def table(self, *_, **__):
-            return {(layer, name): effect for layer in (0, 1) for name in names}
-
-    terminal._print_grid(terminal.make_console(), Fixed(), "block_input", "key", "denoise")
+    grid = {(layer, name): effect for layer in (0, 1) for name in names}
+    terminal.print_grid(terminal.make_console(), "Attrib of block_input", grid)
     out = capsys.readouterr().out
     assert out.count("0.50 ±0.10") == 58
     assert sum(line.strip().startswith("value+") for line in out.splitlines()) == 29
