@@ -7,11 +7,13 @@ Use:
     y, history = long_conv(x, filters, return_state=True)
 
 The long convolution has two forms. "direct" multiplies with blocks of the filter's Toeplitz
-matrix: an output depends, to the last bit, on no later input. "fft" is faster on long sequences,
-but rounding spreads over the whole sequence: a change of a later input by 1 moves earlier outputs
-by up to about 1e-6 times the filter's largest weight. "auto" is direct up to `DIRECT_LIMIT`.
+matrix. "fft", faster on long sequences, does so within chunks and adds what earlier chunks
+contribute by Fourier transforms. One transform of the whole sequence would spread the rounding of
+a later input over earlier outputs; here every transform ends before the outputs that it adds to,
+so in both forms an output depends, to the last bit, on no later input.
 
-Glossary: b batch, t time, s time including the past, l time within a block, d channels, w width.
+Glossary: b batch, t time, s time including the past, l time within a block, d channels, w width,
+p pairs of neighbouring spans.
 """
 
 import math
@@ -116,6 +118,7 @@ def long_conv(
     *,
     initial_state: Tensor | None = None,
     return_state: bool = False,
+    chunk_size: int = 256,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Sum y[t] = Σ_{s≤t} filters[:, t−s] x[s] over everything seen.
@@ -125,7 +128,8 @@ def long_conv(
         filters: (d, l), the weight of the newest input first; zero beyond l.
         initial_state: all inputs before x, (b, s, d).
         return_state: whether to return all inputs so far.
-        backend: "auto", "direct", "fft" or "naive".
+        chunk_size: inputs that the form "fft" convolves directly.
+        backend: "auto" (direct for short sequences and for few outputs), "direct", "fft" or "naive".
 
     Returns:
         y (b, t, d) in the dtype of `x`, and all inputs so far (b, s+t, d) in the dtype of `x`
@@ -136,7 +140,7 @@ def long_conv(
     """
     history = x if initial_state is None else torch.cat([initial_state.to(x.dtype), x], 1)
     t, s = x.shape[1], history.shape[1]
-    forms = ("direct", "fft") if s <= DIRECT_LIMIT else ("fft", "direct")
+    forms = ("direct", "fft") if s * t <= DIRECT_LIMIT**2 else ("fft", "direct")
     chosen = dispatch.choose("long_conv", backend, x.device, ours=forms)
     dtype = working_dtype(x, filters)
     with no_autocast(x):
@@ -147,7 +151,7 @@ def long_conv(
         elif chosen == "direct":
             y = _direct(full, F.pad(taps, (0, s - taps.shape[1])), t)
         else:
-            y = _fft(full, taps)[:, s - t :]
+            y = _fft(full, taps, chunk_size)[:, s - t :]
     return y.to(x.dtype), history if return_state else None
 
 
@@ -205,10 +209,28 @@ def _block_lags(
         yield slice(lag * size, (lag + 2) * size - 1), inputs, slice((wanted - count) * b, None)
 
 
-def _fft(history: Tensor, filters: Tensor) -> Tensor:
-    """Return all outputs (b, s, d) by multiplication of spectra."""
-    s = history.shape[1]
-    n = s + filters.shape[1] - 1
-    n = 2 ** (n - 1).bit_length()  # no wrap-around, and a length that transforms fast
-    spectrum = torch.fft.rfft(history.transpose(1, 2), n=n) * torch.fft.rfft(filters, n=n)
-    return torch.fft.irfft(spectrum, n=n)[..., :s].transpose(1, 2)
+def _fft(history: Tensor, filters: Tensor, chunk: int) -> Tensor:
+    """Return all outputs (b, s, d): directly within chunks, by multiplied spectra between them.
+
+    Spans double from `chunk` on; each span of odd number receives from the span before it. So every
+    pair of an input and a later output is met once.
+    """
+    b, s, d = history.shape
+    chunk = min(chunk, s)
+    x = F.pad(history, (0, 0, 0, -s % chunk))
+    taps = F.pad(filters, (0, max(chunk - filters.shape[1], 0)))[:, :chunk]
+    y = _direct(x.reshape(-1, chunk, d), taps, chunk).reshape(x.shape)[:, :s]  # b s d
+    x = history.transpose(1, 2)  # b d s
+    span = chunk
+    while span < s:
+        pairs = math.ceil((s - span) / (2 * span))
+        # Padded at the end to whole pairs; what the last receiving span lacks is cut off below.
+        sent = F.pad(x, (0, max(2 * span * pairs - s, 0)))[..., : 2 * span * pairs]
+        sent = sent.unflatten(-1, (pairs, 2 * span))[..., :span]  # b d p l
+        # Twice the span: what wraps around falls upon the outputs that are thrown away.
+        weights = torch.fft.rfft(filters[:, : 2 * span], n=2 * span)[:, None]  # d 1 f
+        received = torch.fft.irfft(torch.fft.rfft(sent, n=2 * span) * weights, n=2 * span)
+        received = F.pad(received[..., span:], (span, 0)).flatten(2)[..., :s]  # b d 2·l·p
+        y = y + F.pad(received, (0, s - received.shape[-1])).transpose(1, 2)
+        span *= 2
+    return y

@@ -144,4 +144,12 @@ CASES: dict[str, Case] = {
     "long_conv-fft": Case(
         ops.long_conv, naive.long_conv, _long(140), ("x",), _state(4, 5), {"backend": "fft"}
     ),
+    "long_conv-fft-chunks-of-2": Case(
+        ops.long_conv, naive.long_conv, _long(140), ("x",), _state(4, 5),
+        {"backend": "fft", "chunk_size": 2},
+    ),
+    "long_conv-fft-3-taps": Case(
+        ops.long_conv, naive.long_conv, _long(3), ("x",), _state(4, 5),
+        {"backend": "fft", "chunk_size": 1},
+    ),
 }  # fmt: skip

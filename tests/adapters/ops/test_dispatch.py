@@ -107,3 +107,7 @@ def test_long_conv_changes_form_at_its_limit() -> None:
     assert dispatch.used() == {"long_conv": "direct"}
     ops.long_conv(torch.ones(1, DIRECT_LIMIT + 1, 1), filters)
     assert dispatch.used() == {"long_conv": "direct+fft"}
+    dispatch.reset()
+    # Few outputs after a long past are cheaper one by one.
+    ops.long_conv(torch.ones(1, 1, 1), filters, initial_state=torch.ones(1, 2 * DIRECT_LIMIT, 1))
+    assert dispatch.used() == {"long_conv": "direct"}
