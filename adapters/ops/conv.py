@@ -129,7 +129,7 @@ def long_conv(
         initial_state: all inputs before x, (b, s, d).
         return_state: whether to return all inputs so far.
         chunk_size: inputs that the form "fft" convolves directly.
-        backend: "auto" (direct for short sequences and for few outputs), "direct", "fft" or "naive".
+        backend: "auto" (direct for short sequences and few outputs), "direct", "fft" or "naive".
 
     Returns:
         y (b, t, d) in the dtype of `x`, and all inputs so far (b, s+t, d) in the dtype of `x`
@@ -215,7 +215,7 @@ def _fft(history: Tensor, filters: Tensor, chunk: int) -> Tensor:
     Spans double from `chunk` on; each span of odd number receives from the span before it. So every
     pair of an input and a later output is met once.
     """
-    b, s, d = history.shape
+    s, d = history.shape[1:]
     chunk = min(chunk, s)
     x = F.pad(history, (0, 0, 0, -s % chunk))
     taps = F.pad(filters, (0, max(chunk - filters.shape[1], 0)))[:, :chunk]
