@@ -76,9 +76,9 @@ class BaseConv(Mixer):
     def forward(
         self, x: Tensor, state: MixerState | None = None, *, return_state: bool = False
     ) -> tuple[Tensor, MixerState | None]:
-        """See `Mixer.forward`; the state is {"conv": the last w − 1 inputs, or all of them}."""
+        """See `Mixer.forward`; the state is {"conv_state": the last w − 1 inputs, or all}."""
         u = self.hook_points["conv_input"](x)  # b t d
-        past = None if state is None else state["conv"]
+        past = None if state is None else state["conv_state"]
         if self.conv1d is not None:
             y, last = ops.short_conv(
                 u,
@@ -95,13 +95,13 @@ class BaseConv(Mixer):
             )
         y = self.hook_points["conv_output"](y)
         y = torch.addcmul(x, y, self.hook_points["gate"](self.in_proj(x)))  # b t d
-        return y, {"conv": last} if last is not None else None
+        return y, {"conv_state": last} if last is not None else None
 
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return zeros for the inputs that a short convolution still needs, or no inputs."""
         before = 0 if self.conv1d is None else self.conv1d.kernel_size[0] - 1
         shape = (batch, before, self.in_proj.in_features)
-        return {"conv": torch.zeros(shape, device=device, dtype=dtype)}
+        return {"conv_state": torch.zeros(shape, device=device, dtype=dtype)}
 
     def init_weights(self, config: MixerLMConfig) -> None:
         """Set the implicit filter's frequencies."""

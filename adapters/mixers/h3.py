@@ -102,25 +102,28 @@ class H3(Mixer):
     def forward(
         self, x: Tensor, state: MixerState | None = None, *, return_state: bool = False
     ) -> tuple[Tensor, MixerState | None]:
-        """See `Mixer.forward`; the state is {"conv": (b, w − 1, d), "ssm": (b, h, e, e, n, 2)}."""
+        """See `Mixer.forward`.
+
+        State: "conv_state", up to w − 1 keys (b, ·, d), and "ssm_state" (b, h, e, e, n, 2).
+        """
         b, t, _ = x.shape
         h, e, points = self.num_heads, self.head_dim, self.hook_points
         q, k, v = self.in_proj(x).chunk(3, -1)  # b t d each
         q, k, v = points["q"](q), points["k"](k), points["v"](v)
         new_state: MixerState = {}
         if self.shift is not None:
-            past = None if state is None else state["conv"]
+            past = None if state is None else state["conv_state"]
             k, seen = ops.long_conv(k, self.shift, initial_state=past, return_state=return_state)
             if seen is not None:
                 before = self.shift.shape[1] - 1
-                new_state["conv"] = seen[:, max(seen.shape[1] - before, 0) :]
+                new_state["conv_state"] = seen[:, max(seen.shape[1] - before, 0) :]
         k = points["conv_output"](k).view(b, t, h, e, 1)
         u = points["ssm_input"]((k * v.view(b, t, h, 1, e)).flatten(2))  # b t h·e·e
-        start = None if state is None else state["ssm"]
+        start = None if state is None else state["ssm_state"]
         with no_autocast(x):
             y, last = self._scan(u.to(self.D.dtype).view(b, t, h, e, e), start, return_state)
         if last is not None:
-            new_state["ssm"] = last
+            new_state["ssm_state"] = last
         y = points["ssm_output"](y.flatten(2).to(x.dtype)).view(b, t, h, e, e)
         y = (q.view(b, t, h, e, 1) * y).sum(3).flatten(2)  # b t d
         y = self.out_proj(points["head_output"](y))
@@ -129,9 +132,9 @@ class H3(Mixer):
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return no keys before the shift and zero states."""
         h, e, n = self.num_heads, self.head_dim, self.A_imag.shape[1]
-        state = {"ssm": torch.zeros(batch, h, e, e, n, 2, device=device, dtype=self.D.dtype)}
+        state = {"ssm_state": torch.zeros(batch, h, e, e, n, 2, device=device, dtype=self.D.dtype)}
         if self.shift is not None:
-            state["conv"] = torch.zeros(batch, 0, h * e, device=device, dtype=dtype)
+            state["conv_state"] = torch.zeros(batch, 0, h * e, device=device, dtype=dtype)
         return state
 
     def init_weights(self, config: MixerLMConfig) -> None:

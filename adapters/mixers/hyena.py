@@ -85,7 +85,7 @@ class Hyena(Mixer):
     def forward(
         self, x: Tensor, state: MixerState | None = None, *, return_state: bool = False
     ) -> tuple[Tensor, MixerState | None]:
-        """See `Mixer.forward`; the state is {"conv": (b, w − 1, 3 d), "history": (b, t, d)}."""
+        """See `Mixer.forward`; the state: "conv_state" (b, w − 1, 3 d), "history" (b, t, d)."""
         points = self.hook_points
         projected, new_state = run_conv(
             self.conv1d, self.in_proj(x), points, state, return_state=return_state

@@ -76,7 +76,7 @@ def test_a_continuation_equals_the_whole(d_conv, watched):
         y, state = mixer(chunk, state, return_state=True)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=0)
-    torch.testing.assert_close(state["ssm"], last["ssm"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(state["ssm_state"], last["ssm_state"], atol=1e-5, rtol=0)
 
 
 def test_a_replaced_state_is_continued_from():
@@ -87,7 +87,7 @@ def test_a_replaced_state_is_continued_from():
 
     def swap(module, args, output):
         output = output.clone()
-        output[:, 4] = state["ssm"].flatten(1)
+        output[:, 4] = state["ssm_state"].flatten(1)
         return output
 
     mixer.hook_points["ssm_state"].register_forward_hook(swap)

