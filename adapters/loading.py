@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer, quiet_transformers
+from patchbench.adapters.float32_parts import float32_names, float32_parts
 from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.common import UserError, near_names
 
@@ -180,7 +181,7 @@ def _load_weights(
     from patchbench.adapters.model import register_auto_classes
 
     register_auto_classes()
-    with source.explained():
+    with source.explained(), float32_parts():
         # Any: the stub hides that the pair is returned on request.
         answer: Any = AutoModelForCausalLM.from_pretrained(
             source.location,
@@ -209,6 +210,8 @@ def _load_weights(
         )
     if source.note:
         notes.append(source.note)
+    if kept := float32_names(model):
+        notes.append(f"{', '.join(kept)} are kept in float32")
     return model
 
 
