@@ -94,13 +94,55 @@ def attribs(
     Raises:
         UserError: unknown corruption, direction, site or metric.
     """
+    names, numerator, denominator = differences(
+        rows, corruption=corruption, direction=direction, metric=metric, sites=sites
+    )
+    estimates = ratio_of_means(
+        numerator, denominator, rng=np.random.default_rng(seed), resamples=resamples, level=level
+    )
+    return dict(zip(names, estimates, strict=True))
+
+
+def differences(
+    rows: pa.Table,
+    *,
+    corruption: str,
+    direction: str,
+    metric: str = "p",
+    sites: Sequence[str] | None = None,
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return what Attrib is a ratio of: the sites, patched − base, and source − base.
+
+    Args:
+        rows: see `attribs`.
+        corruption: see `attribs`.
+        direction: see `attribs`.
+        metric: see `attribs`.
+        sites: see `attribs`.
+
+    Returns:
+        k sites, and two arrays (examples, k); NaN where an example lacks the site.
+
+    Raises:
+        UserError: see `attribs`.
+    """
+    return columns(select(rows, corruption, direction), metric=metric, sites=sites)
+
+
+def columns(
+    chosen: pa.Table, *, metric: str = "p", sites: Sequence[str] | None = None
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return `differences` of rows that were chosen already.
+
+    Raises:
+        UserError: unknown site or metric.
+    """
     if metric not in METRICS:
         raise UserError(f"unknown metric {metric!r}", near_names(metric, METRICS))
-    chosen = select(rows, corruption, direction)
     _, example = np.unique(chosen["example"].to_numpy(), return_inverse=True)
     encoded = chosen["site"].combine_chunks().dictionary_encode()
     known = encoded.dictionary.to_pylist()
-    columns = encoded.indices.to_numpy()
+    places = encoded.indices.to_numpy()
     wanted = known if sites is None else list(sites)
     for site in wanted:
         if site not in known:
@@ -112,16 +154,9 @@ def attribs(
             f"{metric} is not finite in some rows", "the model excludes the answer there; use 'p'"
         )
     patched, base, source = runs
-    shape = (example.max() + 1, len(known))
+    shape = (int(example.max(initial=-1)) + 1, len(known))
     numerator, denominator = np.full(shape, np.nan), np.full(shape, np.nan)
-    numerator[example, columns] = patched - base
-    denominator[example, columns] = source - base
+    numerator[example, places] = patched - base
+    denominator[example, places] = source - base
     order = [known.index(site) for site in wanted]
-    estimates = ratio_of_means(
-        numerator[:, order],
-        denominator[:, order],
-        rng=np.random.default_rng(seed),
-        resamples=resamples,
-        level=level,
-    )
-    return dict(zip(wanted, estimates, strict=True))
+    return wanted, numerator[:, order], denominator[:, order]

@@ -65,6 +65,8 @@ def collect_provenance(
             "name": loaded.name,
             "type": loaded.hook_map.model_type,
             "hook_map": loaded.hook_map.origin,
+            "num_layers": loaded.hook_map.num_layers,
+            "components": sorted({name for _, name in loaded.hook_map.points}),
             "num_parameters": loaded.num_parameters,
             "dtype": str(loaded.dtype),
             "device": str(loaded.device),

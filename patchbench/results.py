@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from patchbench.common import UserError, fresh_directory, near_names
 from patchbench.common.files import recover
 from patchbench.effects import METRICS, ROW_SCHEMA, attribs
+from patchbench.mechanism import Verdict
 from patchbench.provenance import collect_provenance
 from patchbench.sites import Position, Site
 from patchbench.statistics import Estimate
@@ -90,6 +91,11 @@ class Result:
     def accuracy_in_context(self) -> Estimate:
         """Share of examples whose answer is the likeliest of the in-context values."""
         return Estimate.from_json(self.summary["accuracy_in_context"])
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the rows show of the mechanism; see `patchbench.mechanism`."""
+        return Verdict.from_json(self.summary["verdict"])
 
     def attrib(
         self,

@@ -8,20 +8,37 @@ Use:
 A ratio says where an association is stored only if there is one. Below the gate, that is when the
 model does no better than a heuristic, or when the corruption hardly changes its answer, the
 denominator is noise and there are no effects.
+
+Which metric is read first (`primary` of a run): the logit difference where every example has a
+counterfactual answer and the corruption costs margin, else the answer's probability. An answer
+that competes with a definite other one is told from it by their difference; where nothing competes
+only the probability is left. Attrib without a word is that of the probability.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from patchbench.effects import attribs, select
-from patchbench.statistics import RESAMPLES, Estimate, mean, wilson
+from patchbench.common import UserError
+from patchbench.effects import attribs, columns, select
+from patchbench.mechanism import decide
+from patchbench.statistics import (
+    RESAMPLES,
+    Estimate,
+    adjusted,
+    mean,
+    p_values_of_means,
+)
+from patchbench.strata import accuracies, distance_bins, share, strata
 
 # The corruption must cost this much probability at least, at the lower end of the interval.
 MIN_GAP = 0.01
+# Expected share of false ones among the sites that are said to have an effect.
+FALSE_DISCOVERIES = 0.05
 
 
 def summarise(
@@ -41,11 +58,36 @@ def summarise(
     """
     task = provenance["task"]
     floor = task["floors"][task["floor"]]
-    first = np.unique(rows["example"].to_numpy(), return_index=True)[1]
-    examples = rows.take(first)
+    measured = rows.filter(pc.field("control").is_null())
+    examples = _one_each(measured)
     correct = examples["correct"].to_numpy()
     hard = ~examples["heuristic"].to_numpy()
-    accuracy = _share(correct)
+    accuracy = share(correct)
+    draws: dict[str, Any] = {
+        "seed": config.get("seed", 0),
+        "resamples": config.get("resamples", RESAMPLES),
+    }
+    runs = [
+        _run(
+            measured,
+            corruption,
+            direction,
+            accuracy=accuracy,
+            floor=floor,
+            draws=draws,
+            controls=controls,
+        )
+        for corruption, direction in measured_pairs(rows)
+    ]
+    for run in runs:
+        run["verdict"] = decide(
+            measured,
+            run,
+            model=provenance["model"],
+            solved=accuracy.low > floor,
+            with_value=_run_of(runs, "value", run["direction"]),
+            **draws,
+        ).to_json()
     return {
         "model": provenance["model"],
         "task": {
@@ -58,24 +100,26 @@ def summarise(
         },
         "n": len(examples),
         "accuracy": accuracy.to_json(),
-        "accuracy_in_context": _share(examples["correct_in_context"].to_numpy()).to_json(),
-        "accuracy_beyond_heuristics": _share(correct[hard]).to_json(),
+        "accuracy_in_context": share(examples["correct_in_context"].to_numpy()).to_json(),
+        "accuracy_beyond_heuristics": share(correct[hard]).to_json(),
         "accuracy_by_distance": _by_distance(correct, examples["distance"].to_numpy()),
+        "strata": accuracies(examples),
         "floor": floor,
-        "runs": [
-            _run(
-                rows,
-                corruption,
-                direction,
-                accuracy=accuracy,
-                floor=floor,
-                seed=config.get("seed", 0),
-                resamples=config.get("resamples", RESAMPLES),
-                controls=controls,
-            )
-            for corruption, direction in measured_pairs(rows)
+        "runs": runs,
+        # With the key corrupted and restored, as the labels are defined; else the first there is.
+        "verdict": (_run_of(runs, "key", "denoise") or _run_of(runs, "key", "noise") or runs[0])[
+            "verdict"
         ],
     }
+
+
+def _run_of(
+    runs: Sequence[dict[str, Any]], corruption: str, direction: str
+) -> dict[str, Any] | None:
+    found = (
+        run for run in runs if (run["corruption"], run["direction"]) == (corruption, direction)
+    )
+    return next(found, None)
 
 
 def measured_pairs(rows: pa.Table) -> list[tuple[str, str]]:
@@ -93,76 +137,146 @@ def gate(accuracy: Estimate, floor: float, gap: Estimate) -> list[str]:
             f"accuracy {accuracy.value:.3f} (at least {accuracy.low:.3f}) is not above the floor "
             f"{floor:.3f}"
         )
-    if not gap.low > MIN_GAP:
-        reasons.append(
-            f"the corruption costs {gap.value:.3f} of p(answer) (at least {gap.low:.3f}), and "
-            f"{MIN_GAP} is needed"
-        )
-    return reasons
+    return reasons + _small(gap)
 
 
-def _run(
-    rows: pa.Table,
-    corruption: str,
-    direction: str,
-    *,
-    accuracy: Estimate,
-    floor: float,
-    seed: int,
-    resamples: int,
-    controls: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    chosen = select(rows, corruption, direction)
-    first = np.unique(chosen["example"].to_numpy(), return_index=True)[1]
-    base, source = (chosen[f"p_{run}"].to_numpy()[first] for run in ("base", "source"))
-    clean, corrupted = (source, base) if direction == "denoise" else (base, source)
+def _small(gap: Estimate) -> list[str]:
+    if gap.low > MIN_GAP:
+        return []
+    return [
+        f"the corruption costs {gap.value:.3f} of p(answer) (at least {gap.low:.3f}), and "
+        f"{MIN_GAP} is needed"
+    ]
+
+
+def costs(
+    chosen: pa.Table, *, seed: int, resamples: int, metric: str = "p"
+) -> tuple[Estimate, Estimate, Estimate]:
+    """Return a metric in the clean run, in the corrupted one, and their difference.
+
+    Args:
+        chosen: rows of one corruption and direction.
+        seed: of the bootstrap.
+        resamples: of the bootstrap.
+        metric: one of `METRICS`.
+    """
+    examples = _one_each(chosen)
+    base, source = (examples[f"{metric}_{run}"].to_numpy() for run in ("base", "source"))
+    denoise = examples["direction"][0].as_py() == "denoise"
+    clean, corrupted = (source, base) if denoise else (base, source)
 
     def estimate(values: np.ndarray, bounds: tuple[float, float]) -> Estimate:
         rng = np.random.default_rng(seed)
         return mean(values, rng=rng, resamples=resamples, bounds=bounds)
 
-    gap = estimate(clean - corrupted, (-1.0, 1.0))
+    return (
+        estimate(clean, (0.0, 1.0)),
+        estimate(corrupted, (0.0, 1.0)),
+        estimate(clean - corrupted, (-1.0, 1.0)),
+    )
+
+
+def _run(
+    measured: pa.Table,
+    corruption: str,
+    direction: str,
+    *,
+    accuracy: Estimate,
+    floor: float,
+    draws: Mapping[str, Any],
+    controls: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    chosen = select(measured, corruption, direction)
+    clean, corrupted, gap = costs(chosen, **draws)
     reasons = gate(accuracy, floor, gap)
-    which = {"corruption": corruption, "direction": direction, "seed": seed, "resamples": resamples}
-    effects = {} if reasons else attribs(rows, **which)
-    has_twin = chosen["logit_diff_base"].null_count < len(chosen)
-    margins = attribs(rows, metric="logit_diff", **which) if effects and has_twin else {}
     return {
         "corruption": corruption,
         "direction": direction,
-        "n": len(first),
-        "p_clean": estimate(clean, (0.0, 1.0)).to_json(),
-        "p_corrupted": estimate(corrupted, (0.0, 1.0)).to_json(),
+        "n": gap.n,
+        "p_clean": clean.to_json(),
+        "p_corrupted": corrupted.to_json(),
         "gap": gap.to_json(),
         "reasons": reasons,
+        "primary": _primary(chosen, draws),
+        "family": len(chosen["site"].unique()),
+        "false_discoveries": FALSE_DISCOVERIES,
         "controls": [
             dict(control)
             for control in controls
             if (control["corruption"], control["direction"]) == (corruption, direction)
         ],
-        "effects": [
-            {
-                "site": site,
-                "attrib": effect.to_json(),
-                "attrib_logit_diff": margins[site].to_json() if site in margins else None,
-            }
-            for site, effect in effects.items()
-        ],
+        "effects": [] if reasons else _effects(chosen, corruption, direction, draws),
+        "strata": [] if reasons else _strata(chosen, corruption, direction, draws),
     }
 
 
-def _by_distance(correct: np.ndarray, distance: np.ndarray) -> list[dict[str, Any]]:
-    """Return the accuracy in bins of distance: 1, 2–3, 4–7, 8–15 and so on."""
-    bins = np.floor(np.log2(np.maximum(distance, 1))).astype(int)
+def _primary(chosen: pa.Table, draws: Mapping[str, Any]) -> str:
+    """Return the metric that is read first: see the module."""
+    if chosen["logit_diff_base"].null_count or chosen["logit_diff_source"].null_count:
+        return "p"
+    return "logit_diff" if costs(chosen, metric="logit_diff", **draws)[2].low > 0 else "p"
+
+
+def _effects(
+    chosen: pa.Table, corruption: str, direction: str, draws: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return Attrib of every site by every metric, and whether it is told from 0."""
+    which = {"corruption": corruption, "direction": direction, **draws}
+    names, numerator, _ = columns(chosen)
+    p = p_values_of_means(numerator)
+    q = adjusted(p)
+    found: dict[str, Mapping[str, Estimate]] = {"attrib": attribs(chosen, **which)}
+    for metric in ("logp", "logit_diff"):
+        found[f"attrib_{metric}"] = {}
+        if metric == "logit_diff" and chosen["logit_diff_base"].null_count == len(chosen):
+            continue
+        # A model that excludes the answer somewhere has no mean log p.
+        with suppress(UserError):
+            found[f"attrib_{metric}"] = attribs(chosen, metric=metric, **which)
     return [
-        {
-            "from": int(2**number),
-            "to": int(2 ** (number + 1) - 1),
-            "accuracy": _share(correct[bins == number]).to_json(),
-        }
-        for number in np.unique(bins)
+        {"site": site}
+        | {key: by[site].to_json() if site in by else None for key, by in found.items()}
+        | {"p_value": float(p[index]), "q_value": float(q[index])}
+        for index, site in enumerate(names)
     ]
 
 
-def _share(hits: np.ndarray) -> Estimate:
-    return wilson(int(hits.sum()), len(hits))
+def _strata(
+    chosen: pa.Table, corruption: str, direction: str, draws: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the gap and the effects of each stratum; no effects where the gap is too small."""
+    found = []
+    for stratum in strata(_one_each(chosen)):
+        part = stratum.rows(chosen)
+        gap = costs(part, **draws)[2]
+        reasons = _small(gap)
+        effects = attribs(part, corruption=corruption, direction=direction, **draws)
+        found.append(
+            {
+                "stratum": stratum.name,
+                "n": len(stratum.examples),
+                "gap": gap.to_json(),
+                "reasons": reasons,
+                "effects": []
+                if reasons
+                else [{"site": name, "attrib": e.to_json()} for name, e in effects.items()],
+            }
+        )
+    return found
+
+
+def _one_each(rows: pa.Table) -> pa.Table:
+    """Return the first row of each example."""
+    return rows.take(np.unique(rows["example"].to_numpy(), return_index=True)[1])
+
+
+def _by_distance(correct: np.ndarray, distance: np.ndarray) -> list[dict[str, Any]]:
+    low = distance_bins(distance)
+    return [
+        {
+            "from": int(start),
+            "to": int(2 * start - 1),
+            "accuracy": share(correct[low == start]).to_json(),
+        }
+        for start in np.unique(low)
+    ]

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from patchbench.statistics import Estimate, mean, ratio_of_means, wilson
+from patchbench.statistics import (
+    Estimate,
+    adjusted,
+    mean,
+    newcombe,
+    p_values_of_means,
+    ratio_of_means,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 10), (3, 10), (10, 10), (87, 128), (1, 1024)])
@@ -128,3 +136,52 @@ def test_estimates_go_to_json_and_back(estimate):
     again = Estimate.from_json(data)
     assert (again.value, again.low, again.n) == (estimate.value, estimate.low, estimate.n)
     assert data["high"] == (0.75 if estimate.n == 8 else None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "limits"),
+    [
+        # Newcombe (1998), table II, method 10.
+        ((56, 70), (48, 80), (0.0524, 0.3339)),
+        ((9, 10), (3, 10), (0.1705, 0.8090)),
+        ((10, 10), (0, 20), (0.6791, 1.0)),
+    ],
+)
+def test_a_difference_of_proportions_equals_the_published_table(first, second, limits):
+    found = newcombe(first, second)
+    assert (found.low, found.high) == pytest.approx(limits, abs=1e-4)
+    assert found.value == pytest.approx(first[0] / first[1] - second[0] / second[1])
+    mirrored = newcombe(second, first)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-limits[1], -limits[0]), abs=1e-4)
+
+
+def test_p_values_equal_scipys_test_of_each_column():
+    rng = np.random.default_rng(0)
+    values = rng.normal(0.1, 1, size=(40, 6))
+    values[30:, 2] = np.nan
+    truth = [stats.ttest_1samp(c[~np.isnan(c)], 0).pvalue for c in values.T]
+    assert p_values_of_means(values) == pytest.approx(truth, rel=1e-9)
+
+
+def test_rounding_is_no_effect_and_a_constant_is_one():
+    values = np.array([[1e-9, 0.25, 0.0, np.nan], [2e-9, 0.25, 0.0, 1.0]])
+    assert p_values_of_means(values).tolist() == [1.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("false", [20, 12], ids=["all null", "some null"])
+def test_the_false_discovery_rate_holds_on_simulated_grids(false):
+    """Differences of exchangeable runs, 20 sites, 400 grids; the level is 5 %."""
+    rng = np.random.default_rng(1)
+    shares = []
+    for _ in range(400):
+        values = rng.exponential(size=(64, 20)) - rng.exponential(size=(64, 20))
+        values[:, false:] += 0.8
+        found = adjusted(p_values_of_means(values)) <= 0.05
+        shares.append(found[:false].sum() / max(1, found.sum()))
+    assert np.mean(shares) <= 0.05 + 3 * np.std(shares) / 20
+
+
+def test_adjusted_p_values_are_benjamini_hochbergs():
+    p = np.array([0.03, 0.001, 0.04, 0.2])
+    assert adjusted(p) == pytest.approx([4 / 3 * 0.04, 0.004, 4 / 3 * 0.04, 0.2])
+    assert len(adjusted(np.empty(0))) == 0

@@ -1,0 +1,151 @@
+"""Labels from rows whose effects are known: each rule, its limits, and what is not said."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from patchbench.mechanism import LABELS, Verdict
+from patchbench.results import Result
+from tests.core.rows import PROVENANCE, make_rows
+
+START = {"L0.block_input@key": 1.0, "L0.block_input@value": 0.0, "L0.block_input@query": 0.0}
+
+
+def verdict(effects: dict, *, layers: int = 2, components=("block_input",), value=None, **rows):
+    tables = [make_rows(START | effects, n=60, right=56, **rows)]
+    if value is not None:
+        other = make_rows(value, n=60, right=56, **rows)
+        field = other.schema.field(index := other.schema.get_field_index("corruption"))
+        tables.append(other.set_column(index, field, pa.array(["value"] * len(other))))
+    model = PROVENANCE["model"] | {"num_layers": layers, "components": list(components)}
+    return Result.from_rows(
+        pa.concat_tables(tables),
+        config={"seed": 0, "resamples": 500},
+        provenance=PROVENANCE | {"model": model},
+    ).verdict
+
+
+def entering(layer: int, **effects: float) -> dict[str, float]:
+    names = {"plus": "value+1"}
+    return {f"L{layer}.block_input@{names.get(k, k)}": v for k, v in effects.items()}
+
+
+CONV = "L0.conv_output@value"
+CASES = {
+    "stored at the value": (entering(1, key=0, value=1, query=0), "induction"),
+    "most at the value": (entering(1, key=0.2, value=0.7, query=0), "induction"),
+    "behind the value": (entering(1, key=0, value=0, plus=0.9, query=0), "induction"),
+    "behind it by convolution": (
+        entering(1, key=0, value=0, plus=0.9, query=0) | {CONV + "+1": 0.9},
+        "conv-bound induction",
+    ),
+    "convolution": (
+        entering(1, key=0.7, value=0, query=0.3) | {"L1.conv_output@value+2": 0.9},
+        "conv-bound induction",
+    ),
+    "convolution, then stored": (
+        entering(1, key=0, value=1, query=0) | {CONV: 1.0},
+        "induction",
+    ),
+    "key shifted": (entering(1, key=0, value=0, query=1) | {CONV: 1.0}, "direct retrieval, early"),
+    "early": (entering(1, key=0, value=0, query=1), "direct retrieval, early"),
+    "late": (entering(1, key=1, value=0, query=0), "direct retrieval, late"),
+    "distributed": (entering(1, key=0.3, value=0.3, query=0.35), "distributed"),
+    "elsewhere": (entering(1, key=0.1, value=0.0, query=0.1), None),
+    "a half": (entering(1, key=0, value=0.5, query=0.5), None),
+    "two ways": (entering(1, key=0, value=0.9, query=0.9), None),
+    "value unseen": (entering(1, key=0, query=1), None),
+    "no boundary": ({}, None),
+}
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize(("effects", "label"), CASES.values(), ids=CASES)
+def test_labels(effects, label, direction):
+    found = verdict(effects, direction=direction)
+    assert found.label == label
+    assert found.is_mechanism == (label is not None)
+    assert str(found) == (label or "no verdict")
+    verb = "restores" if direction == "denoise" else "removes"
+    assert label in (None, "distributed") or verb in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ({CONV: 1.0}, "conv-bound induction"),  # the convolution holds both
+        ({CONV: 0.0}, "direct retrieval, early"),  # it shifts the key, the value goes elsewhere
+    ],
+)
+def test_at_the_value_itself_two_corruptions_tell_binding_from_shifting(value, label):
+    effects = entering(1, key=0, value=0, query=1) | {CONV: 1.0}
+    assert verdict(effects, value=value).label == label
+
+
+@pytest.mark.parametrize(
+    ("fetched", "label"),
+    [(1, "early"), (3, "early"), (4, "late"), (5, "late"), (6, "late")],
+)
+def test_halves_of_a_deep_model(fetched, label):
+    """Layer fetched − 1 fetches; of six layers three are the first half."""
+    effects = {}
+    for layer in range(1, 6):
+        query = float(layer >= fetched)
+        effects |= entering(layer, key=1 - query, value=0, query=query)
+    found = verdict(effects, layers=6)
+    assert found.label == f"direct retrieval, {label}"
+    assert found.arrives is not None
+    assert (found.arrives.value, found.arrives.low, found.arrives.high) == (fetched,) * 3
+
+
+def test_layers_that_were_not_looked_at_leave_the_half_open():
+    effects = entering(1, key=1, value=0, query=0) | entering(5, key=0, value=0, query=1)
+    found = verdict(effects, layers=6)
+    assert found.label is None
+    assert "between layer 1 and 4" in found.sentence
+
+
+def test_the_layer_of_a_crossing_has_an_interval_over_examples():
+    effects = (
+        entering(1, key=0.9, value=0.1, query=0)
+        | entering(2, key=0.1, value=0.501, query=0)
+        | entering(3, key=0, value=0.9, query=0)
+    )
+    found = verdict(effects, layers=4)
+    assert found.label == "induction"
+    assert found.appears is not None
+    assert (found.appears.value, found.appears.low, found.appears.high) == (2, 2, 3)
+    assert "[2, 3]" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "label", "says"),
+    [({"right": 20}, "not solved", "floor"), ({"corrupted": 0.9}, None, "p(answer)")],
+)
+def test_below_the_gate_no_mechanism_is_named(settings, label, says):
+    rows = make_rows(START | entering(1, value=1), n=60, **{"right": 56, **settings})
+    found = Result.from_rows(rows, config={"resamples": 200}, provenance=PROVENANCE).verdict
+    assert found.label == label
+    assert not found.is_mechanism
+    assert says in found.sentence
+
+
+def test_the_sentence_says_what_was_not_looked_at():
+    effects = entering(1, key=0, value=0, query=1)
+    unseen = verdict(effects, components=("block_input", "conv_output")).sentence
+    assert "convolutions were not looked at" in unseen
+    assert "convolutions" not in verdict(effects).sentence
+
+
+def test_no_sentence_claims_more_than_numbers():
+    for effects, _ in CASES.values():
+        words = verdict(effects).sentence.lower()
+        assert words.count(".") >= 1
+        assert not any(word in words for word in ("cheat", "understand", "generalis"))
+
+
+def test_a_verdict_goes_to_json_and_back():
+    found = verdict(entering(1, key=0, value=1, query=0))
+    assert found.label in LABELS
+    assert Verdict.from_json(json.loads(json.dumps(found.to_json()))) == found
