@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import patchbench
+from patchbench.cli_options import calm_libraries, command_line, names, overrides_of, set_threads
 from patchbench.common import UserError
 
 _LIST = "list"
@@ -131,8 +132,6 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Train a model on a task; the same command again goes on where a killed one was."""
-    from patchbench import cli
-
     if arch == _LIST:
         _print_architectures(as_json=as_json)
         return
@@ -146,7 +145,7 @@ def train(
         "epochs": epochs,
         "batch_size": batch_size,
         "lr": lr if lr in (None, "auto") else _number(lr),
-        "lr_grid": lr_grid and [_number(rate) for rate in cli._names(lr_grid)],
+        "lr_grid": lr_grid and [_number(rate) for rate in names(lr_grid)],
         "warmup": warmup,
         "schedule": schedule,
         "data": data,
@@ -159,7 +158,7 @@ def train(
         "checkpoint_every": checkpoint_every,
         "dynamics_every": dynamics_every,
         "dynamics_n": dynamics_n,
-        "dynamics_components": dynamics_components and cli._names(dynamics_components),
+        "dynamics_components": dynamics_components and names(dynamics_components),
         "clip": clip,
         "weight_decay": weight_decay,
         "precision": precision,
@@ -167,10 +166,10 @@ def train(
     settings = {name: value for name, value in given.items() if value is not None}
     shape = {"width": width, "layers": layers, "heads": heads, "init": init}
     model: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
-    model["options"] = cli._overrides(option)
-    changes = cli._overrides(overrides)
-    cli._calm_libraries()
-    cli._set_threads(threads)
+    model["options"] = overrides_of(option)
+    changes = overrides_of(overrides)
+    calm_libraries()
+    set_threads(threads)
     from patchbench.report import terminal
     from patchbench.report.training import print_trained, training_bar
     from patchbench.training import ModelSpec, TrainConfig
@@ -202,8 +201,8 @@ def train(
                 overwrite=overwrite,
                 device=device,
                 progress=progress,
-                command=cli._command_line(),
-                report_to=cli._names(report_to or ""),
+                command=command_line(),
+                report_to=names(report_to or ""),
                 **settings,
             )
     except KeyboardInterrupt:

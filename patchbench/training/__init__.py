@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from patchbench.common import UserError
-from patchbench.evaluation import DEFAULT_POSITIONS, evaluate, select_sites
+from patchbench.evaluation import evaluate
+from patchbench.evaluation_config import DEFAULT_POSITIONS
+from patchbench.preparation import select_sites
 from patchbench.results import Result
 from patchbench.training import data
 from patchbench.training.config import TrainConfig

@@ -24,8 +24,9 @@ from patchbench.common import atomic_write
 from patchbench.effects import attribs
 from patchbench.engines import ENGINES
 from patchbench.engines.base import make_batches
-from patchbench.evaluation import DEFAULT_POSITIONS, select_sites
+from patchbench.evaluation_config import DEFAULT_POSITIONS
 from patchbench.interventions import Intervention
+from patchbench.preparation import select_sites
 from patchbench.summary import MIN_GAP
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from patchbench.engines.native.work import Work
 from patchbench.engines.rows import RowWriter
 from patchbench.engines.safe_intervenable import SafeIntervenable, swap_config
 from patchbench.engines.scoring import ReadOut, scoring
-from patchbench.evaluation import select_sites
 from patchbench.inputs import model_inputs
 from patchbench.interventions import Intervention
+from patchbench.preparation import select_sites
 from patchbench.sites import Site
 
 POSITIONS = ("key", "value", "value+1", "value+2", "divider", "query", "answer")

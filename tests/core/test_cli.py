@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from patchbench import cli
+from patchbench import cli, cli_evaluate, cli_options
 from patchbench.common import ControlError
 from patchbench.results import Result
 from tests.tiny_models import tiny
@@ -183,7 +183,7 @@ def test_a_mistake_is_one_line_and_code_2(run, model_dir, change, says):
     [(None, None), ("2", [2]), ("0,3-5", [0, 3, 4, 5]), ("5, 3-4,0", [0, 3, 4, 5]), ("4-4", [4])],
 )
 def test_layers_are_numbers_and_ranges(text, layers):
-    assert cli._layers(text) == layers
+    assert cli_evaluate._layers(text) == layers
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_layers_are_numbers_and_ranges(text, layers):
     ],
 )
 def test_overrides_are_json_or_words(pair, values):
-    assert cli._overrides([pair]) == values
+    assert cli_options.overrides_of([pair]) == values
 
 
 def test_a_failed_control_is_one_line_and_code_1(run, model_dir, tmp_path, monkeypatch):
@@ -343,13 +343,13 @@ def test_export_writes_a_loadable_dataset(run, tmp_path):
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "kill"])
 def test_interrupting_leaves_nothing_half_written(sign, model_dir, tmp_path):
     script = (
-        "import patchbench.evaluation as evaluation\n"
+        "import patchbench.preparation as preparation\n"
         "from patchbench.cli import main\n"
-        "make = evaluation.make_batches\n"
+        "make = preparation.make_batches\n"
         "def begin(*args):\n"
         "    print('measuring', flush=True)\n"
         "    return make(*args)\n"
-        "evaluation.make_batches = begin\n"
+        "preparation.make_batches = begin\n"
         "main()"
     )
     out = tmp_path / "run"

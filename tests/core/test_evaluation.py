@@ -6,7 +6,8 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import patchbench as pb
-from patchbench.evaluation import EvaluateConfig, select_sites
+from patchbench.evaluation_config import EvaluateConfig
+from patchbench.preparation import select_sites
 from tests.tasks.tiny_tokenizers import tiny_tokenizer
 from tests.tiny_models import tiny
 

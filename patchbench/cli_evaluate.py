@@ -1,0 +1,235 @@
+"""The command `patchbench evaluate`: it parses, calls the library and prints.
+
+Use:
+
+    app.command()(evaluate)      # by patchbench.cli
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import patchbench
+from patchbench.cli_options import (
+    Device,
+    Dtype,
+    Json,
+    Overrides,
+    Quiet,
+    Tokenizer,
+    Trust,
+    calm_libraries,
+    command_line,
+    names,
+    overrides_of,
+    set_threads,
+)
+from patchbench.common import UserError
+from patchbench.common.files import check_writable
+
+# Four digits: no model has more layers, and a range of them fits into memory.
+_LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+
+
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Hub id, folder or .gguf file of a causal language model, or a bundled one "
+            "(patchbench/ar-mamba).  [default: all bundled ones, side by side]",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", "-t", help="Task: see `patchbench tasks`.  [default: a bundled model's own]"
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Examples.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Examples per forward.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the task, the shots and the bootstrap.")] = 0,
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    corruption: Annotated[
+        str, typer.Option(help="What is corrupted: key, value, swap; several by comma.")
+    ] = "key",
+    direction: Annotated[
+        str, typer.Option(help="denoise (clean into corrupted), noise; several by comma.")
+    ] = "denoise",
+    components: Annotated[
+        str | None,
+        typer.Option(help="Hook points, by comma: see `patchbench sites`.  [default: block_input]"),
+    ] = None,
+    layers: Annotated[str | None, typer.Option(help="For example 0,3-5.  [default: all]")] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            help="Roles with offsets, or all: every token, by its distance to the role before it.  "
+            "[default: key,value,value+1,query]"
+        ),
+    ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sites",
+            metavar="EXPR",
+            help="Instead of the three above, repeatable: 'L*.conv_output@value+0..2', "
+            "'A & B' together, 'A -> B' from A into B; L* is one layer throughout.",
+        ),
+    ] = None,
+    template: Annotated[
+        str,
+        typer.Option(
+            help="Layout of a pretrained model's prompt: auto, bare, colon, "
+            "arrow; or symbolic (the task's own token ids)."
+        ),
+    ] = "auto",
+    shots: Annotated[int, typer.Option(help="Solved documents in front of each prompt.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="What patches: native (fast), pyvene (the reference), nnsight.")
+    ] = "native",
+    selfcheck: Annotated[
+        bool,
+        typer.Option(
+            "--selfcheck/--no-selfcheck",
+            help="Compare the engine with pyvene on part of the first batch.",
+        ),
+    ] = True,
+    method: Annotated[
+        str,
+        typer.Option(help="exact, or attribution: first-order scores, and a few sites exactly."),
+    ] = "exact",
+    prefilter: Annotated[
+        int, typer.Option(help="How many sites attribution also runs exactly.")
+    ] = 8,
+    ig_steps: Annotated[
+        int, typer.Option(help="Steps over which attribution integrates; 0: slope at the base.")
+    ] = 0,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads.  [default: PyTorch's choice]")
+    ] = None,
+    trust_remote_code: Trust = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the Result.  [default: none]")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure where a model stores the association that a task asks for."""
+    config = {
+        "n": n,
+        "batch_size": batch_size,
+        "seed": seed,
+        "split": split,
+        "corruptions": names(corruption),
+        "directions": names(direction),
+        "layers": _layers(layers),
+        "template": template,
+        "shots": shots,
+        "engine": engine,
+        "selfcheck": selfcheck,
+        "method": method,
+        "prefilter": prefilter,
+        "ig_steps": ig_steps,
+    }
+    if components is not None:
+        config["components"] = names(components)
+    if positions is not None:
+        config["positions"] = names(positions)
+    if site:
+        config["sites"] = site
+    changes = overrides_of(overrides)
+    if out is not None:
+        check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
+    calm_libraries()
+    set_threads(threads)
+    from patchbench import demo
+    from patchbench.evaluation_config import EvaluateConfig
+    from patchbench.report import terminal
+
+    EvaluateConfig.of(config)  # before a model is loaded for nothing
+    if model is None:
+        if task is not None or changes:
+            raise UserError("--task and --set need a --model", "name one, or drop them")
+        if method != "exact":  # their comparison shows exact numbers only
+            raise UserError(f"--method {method} needs a --model", "name one, or drop it")
+        if site or config.get("positions") == ["all"]:
+            raise UserError("--sites and --positions all need a --model", "name one")
+        _evaluate_bundled(config, out=out, overwrite=overwrite, as_json=as_json, quiet=quiet)
+        return
+    if task is None:
+        loaded_task = demo.bundled_task(model, **changes)
+    else:
+        loaded_task = patchbench.load_task(task, seed=seed, **changes)
+    with terminal.spinner(f"loading {model}", quiet=quiet or as_json):
+        loaded = patchbench.load_model(
+            model,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
+    with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
+        result = patchbench.evaluate(
+            loaded, loaded_task, progress=progress, command=command_line(), **config
+        )
+    failure = None
+    if out is not None:
+        try:
+            result.save(out, overwrite=overwrite)
+        except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
+            failure = error
+    if as_json:
+        typer.echo(json.dumps(result.summary, indent=2))
+    else:
+        terminal.print_result(result, quiet=quiet)
+        if out is not None and failure is None:
+            typer.echo(f"written: {out}")
+    if failure is not None:
+        raise failure
+
+
+def _evaluate_bundled(
+    config: dict[str, Any], *, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run the demo, print the comparison, and write one folder per model below `out`."""
+    from patchbench import demo
+    from patchbench.report import terminal
+    from patchbench.report.comparison import print_demo
+
+    with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
+        results = demo.demo(progress=progress, command=command_line(), **config)
+    if out is not None:
+        demo.save(results, out, overwrite=overwrite)
+    if as_json:
+        summaries = {name: result.summary for name, result in results.items()}
+        typer.echo(json.dumps(summaries, indent=2))
+    else:
+        print_demo(results, quiet=quiet)
+        if out is not None:
+            typer.echo(f"written: {out}")
+
+
+def _layers(text: str | None) -> list[int] | None:
+    """Parse "0,3-5"."""
+    if text is None:
+        return None
+    layers: list[int] = []
+    for part in names(text):
+        match = _LAYERS.fullmatch(part)
+        if match is None:
+            raise UserError(f"--layers {text!r} is not a list of layers", "for example 0,3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UserError(f"--layers {text!r} counts down", f"write {last}-{first}")
+        layers += range(first, last + 1)
+    return sorted(layers)

@@ -1,0 +1,83 @@
+"""What the commands share: options, and how their texts are read.
+
+Use:
+
+    def command(overrides: Overrides = None) -> None:
+        changes = overrides_of(overrides)         # {"num_pairs": 4}
+"""
+
+import json
+import os
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from patchbench.common import UserError
+
+MOST_THREADS = 1024
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Hub id, folder or .gguf file of a causal language model."),
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (as stored).")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Hub id or folder, where the model brings none.")
+]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no notes.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a field of the task's config."),
+]
+
+
+def names(text: str) -> list[str]:
+    """Parse "key,value"."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def overrides_of(pairs: list[str] | None) -> dict[str, Any]:
+    """Parse --set NAME=VALUE, where VALUE is JSON or a bare word."""
+    values: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {pair!r} is not NAME=VALUE", "for example --set num_pairs=4")
+        if name in values:
+            raise UserError(f"{name} is set twice", "set each name once")
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError):  # the second of brackets nested by the thousand
+            values[name] = text
+    return values
+
+
+def command_line() -> str:
+    """Return what was typed."""
+    return shlex.join(["patchbench", *sys.argv[1:]])
+
+
+def set_threads(threads: int | None) -> None:
+    """Let PyTorch use so many CPU threads; None leaves its choice."""
+    if threads is not None:
+        import torch
+
+        if not 1 <= threads <= MOST_THREADS:
+            raise UserError(f"--threads {threads}", f"at least 1 is needed, at most {MOST_THREADS}")
+        torch.set_num_threads(threads)
+
+
+def calm_libraries() -> None:
+    """Keep the libraries' own progress bars and advice out of the output."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
