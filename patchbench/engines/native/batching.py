@@ -105,31 +105,47 @@ def plan(
 class Tuner:
     """Finds the number of tokens per forward that runs fastest, by trying.
 
+    The sizes that are tried come in a fixed order, and the largest is taken unless a smaller one is
+    clearly faster: rounding depends on the size, and equal runs are to give equal rows.
+
     Attributes:
         largest: most tokens that a forward may have.
+        chosen: size of all further forwards; None while sizes are tried.
+        speeds: size → tokens × blocks a second, as far as it was tried.
     """
 
     largest: int
-    _speeds: dict[int, list[float]] = field(default_factory=dict)
+    chosen: int | None = None
+    speeds: dict[int, list[float]] = field(default_factory=dict)
 
-    LADDER = (1, 4, 16)
+    LADDER = (1, 4)
     TRIES = 2
+    CLEARLY = 1.5
 
     @property
     def tokens(self) -> int:
         """Tokens that the next forward should have."""
-        sizes = [max(1, self.largest // step) for step in self.LADDER]
-        for size in sizes:
-            if len(self._speeds.get(size, ())) < self.TRIES:
-                return size
-        return max(sizes, key=lambda size: max(self._speeds[size]))
+        if self.chosen is not None:
+            return self.chosen
+        return next(s for s in self._sizes() if len(self.speeds.get(s, ())) < self.TRIES)
 
     def note(self, size: int, tokens: int, blocks: int, seconds: float) -> None:
         """Take the measurement of a forward that was to have `size` tokens and had `tokens`."""
-        if 2 * tokens >= size and size in {max(1, self.largest // s) for s in self.LADDER}:
-            self._speeds.setdefault(size, []).append(tokens * blocks / max(seconds, 1e-9))
+        if self.chosen is not None or 2 * tokens < size:
+            return
+        self.speeds.setdefault(size, []).append(tokens * blocks / max(seconds, 1e-9))
+        sizes = self._sizes()
+        if all(len(self.speeds.get(s, ())) >= self.TRIES for s in sizes):
+            best = {s: max(self.speeds[s]) for s in sizes}
+            fastest = max(sizes, key=best.__getitem__)
+            clearly = best[fastest] > self.CLEARLY * best[self.largest]
+            self.chosen = fastest if clearly else self.largest
 
     def halve(self) -> None:
         """Allow half as many tokens only."""
         self.largest = max(1, self.largest // 2)
-        self._speeds.clear()
+        self.chosen = None
+        self.speeds.clear()
+
+    def _sizes(self) -> list[int]:
+        return list(dict.fromkeys(max(1, self.largest // step) for step in self.LADDER))

@@ -25,12 +25,13 @@ from torch import nn
 from patchbench.adapters.hook_map import HookPoint
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
-from patchbench.engines.native.batching import OVERHEAD, Grouping, Tuner, choose_cuts, cut_of, plan
+from patchbench.engines.native.batching import OVERHEAD, Tuner
 from patchbench.engines.native.blocks import Blocks
 from patchbench.engines.native.forward import Chunk, Runner
 from patchbench.engines.native.recording import Recording
 from patchbench.engines.native.rounds import Sizes, donor_points, rounds
-from patchbench.engines.native.selfcheck import EXAMPLES, TRICKS, WORDS, check, difference, sample
+from patchbench.engines.native.schedule import WIDER, Schedule, cuts_of, documents_at, sampled
+from patchbench.engines.native.selfcheck import EXAMPLES, TRICKS, WORDS, check, difference
 from patchbench.engines.native.states import Past, past_of
 from patchbench.engines.native.work import Work
 from patchbench.engines.rows import RowWriter
@@ -113,7 +114,6 @@ class _Model:
         self.blocks, self.tricks = blocks, tricks
         self.checked: dict[str, int] = {}
         self.tuners: dict[frozenset[str], Tuner] = {}
-        self.overhead = OVERHEAD
         self.sizes = Sizes()
 
 
@@ -134,7 +134,6 @@ class _Job:
         self._model, self._loaded, self._batch, self._writer = model, loaded, batch, writer
         self._interventions, self._usable = interventions, usable
         self._work = Work(interventions, usable, batch, loaded.hook_map)
-        self._ends = np.maximum(batch.read_out[self._work.example], self._work.last) + 1
         self._cuts = np.zeros(1, int)
 
     def run(self) -> None:
@@ -153,7 +152,9 @@ class _Job:
             past if "position" in self._model.tricks else None,
             self._counters,
         )
-        self._layers = np.array([0, *sorted(recording.entering)])
+        self._schedule = Schedule(
+            self._work, self._batch, layers=recording.entering.keys(), cuts=self._cuts
+        )
         self._check()
         self._patch()
 
@@ -211,11 +212,8 @@ class _Job:
         if past is None:
             return
         work = self._work
-        groups = len(np.unique(np.stack([work.layer, work.kind]), axis=1).T)
-        overhead = self._model.overhead * groups
-        self._cuts = choose_cuts(work.first, self._batch.length, overhead)
-        cut = cut_of(work, np.arange(len(work)), self._cuts)
-        needed = {int(c): np.unique(work.document[cut == c]) for c in np.unique(cut)}
+        self._cuts = cuts_of(work, self._batch.length, OVERHEAD)
+        needed = documents_at(work, self._cuts)
         problem = past.at_cuts(recording.tokens, needed)
         if problem is None and past.nbytes > _PAST * self._engine.cache_bytes:
             problem = f"the past takes {past.nbytes / 2**20:.0f} MiB: raise cache_bytes"
@@ -226,10 +224,8 @@ class _Job:
         components = self._unchecked()
         if not components:
             return
-        places = [tuple(site.component for site in item.sites) for item in self._interventions]
-        kept, notes = check(
-            self._compute, sample(self._work, places), self._model.tricks, self._loaded.dtype
-        )
+        items = sampled(self._work, self._interventions)
+        kept, notes = check(self._compute, items, self._model.tricks, self._loaded.dtype)
         self._model.tricks = kept
         self._note(notes)
         self._model.checked |= dict.fromkeys(components, self._batch.length)
@@ -243,7 +239,7 @@ class _Job:
     def _compute(self, items: np.ndarray, tricks: frozenset[str]) -> torch.Tensor:
         """Return the predictions of `items` with these tricks."""
         found = {}
-        for chunk in self._chunks(items, tricks):
+        for chunk in self._schedule.groups(items, tricks):
             found |= zip(chunk.items.tolist(), self._runner.logits(chunk), strict=True)
         return torch.stack([found[item] for item in items.tolist()])
 
@@ -254,7 +250,7 @@ class _Job:
         known = sorted(set(contrasts))
         contrast = np.array([known.index(pair) for pair in contrasts])[work.number]
         values: dict[str, np.ndarray] = {}
-        for chunk in self._chunks(np.arange(len(work)), self._model.tricks):
+        for chunk in self._schedule.groups(np.arange(len(work)), self._model.tricks):
             for items, logits in self._run_chunk(chunk):
                 for index in np.unique(contrast[items]):
                     rows = np.flatnonzero(contrast[items] == index)
@@ -274,18 +270,11 @@ class _Job:
 
     def _run_chunk(self, group: Chunk):
         """Yield items and their predictions, as many at a time as run fastest and fit."""
-        left = group.items
-        width = group.end - group.cut
-        tuner = self._tuner(group)
+        left, tuner = group.items, self._tuner(group)
         while len(left):
-            size = tuner.tokens
-            most = max(1, min(size // width, size // 2))
-            if "repeat" not in self._model.tricks:
-                most = len(left)
-            # Equal parts, rather than a small rest.
-            count = -(-len(left) // -(-len(left) // most))
-            chunk = Chunk(items=left[:count], layer=group.layer, cut=group.cut, end=group.end)
-            started = time.process_time()
+            chunk = self._schedule.piece(group, left, tuner, self._model.tricks)
+            size, count = tuner.tokens, len(chunk.items)
+            started = self._clock()
             try:
                 logits = self._runner.logits(chunk)
             except torch.OutOfMemoryError as error:
@@ -301,26 +290,26 @@ class _Job:
                 self._note(["native: out of memory: patched forwards were halved"])
                 continue
             blocks = len(self._model.blocks) - group.layer + 1
-            tuner.note(size, chunk.tokens, blocks, time.process_time() - started)
+            tuner.note(size, chunk.tokens, blocks, self._clock() - started)
             yield chunk.items, logits
             left = left[count:]
 
     def _tuner(self, group: Chunk) -> Tuner:
         number = int(self._work.number[group.items[0]])
         kind = self._work.slow[number]
-        largest = len(self._batch) * self._batch.length
-        tuner = self._model.tuners.setdefault(kind, Tuner(largest=largest))
-        return tuner
+        largest = WIDER * len(self._batch) * self._batch.length
+        return self._model.tuners.setdefault(kind, Tuner(largest=largest))
 
-    def _chunks(self, items: np.ndarray, tricks: frozenset[str]):
-        length = self._batch.length
-        how = Grouping(
-            cuts=self._cuts if "position" in tricks else np.zeros(1, int),
-            layers=self._layers if "layer" in tricks else np.zeros(1, int),
-            repeat="repeat" in tricks,
-        )
-        ends = self._ends if "position" in tricks else np.full(len(self._work), length)
-        return plan(self._work, items, length, ends, how)
+    def _clock(self) -> float:
+        """Return the seconds that the device has worked, as far as that can be told."""
+        device = torch.device(self._loaded.device)
+        if device.type == "cpu":
+            return time.process_time()  # another process on the machine does not count
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+        return time.perf_counter()
 
     def _drop(self, trick: str, problem: str | None) -> bool:
         """Switch a trick off if there is a problem."""

@@ -175,10 +175,6 @@ class Work:
         return (point, origin), line
 
 
-def _joined(lines: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([line[name] for line in lines]) for name in lines[0]}
-
-
 def first_block(hook_map: HookMap, site: Site) -> int:
     """Return the first block that must run when `site` is patched: blocks before are unchanged.
 
