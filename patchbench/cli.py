@@ -18,6 +18,7 @@ from patchbench.cli_evaluate import evaluate
 from patchbench.cli_options import (
     Device,
     Dtype,
+    Interrupted,
     Json,
     Model,
     Overrides,
@@ -151,6 +152,8 @@ def _run() -> int:
             raise KeyboardInterrupt
     except UserError as error:
         code = _fail(str(error), 2)
+    except Interrupted as error:
+        code = _fail(str(error), INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted; nothing was written", INTERRUPTED)
     except _UsageError as error:

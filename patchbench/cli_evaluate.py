@@ -7,8 +7,10 @@ Use:
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +18,7 @@ import patchbench
 from patchbench.cli_options import (
     Device,
     Dtype,
+    Interrupted,
     Json,
     Overrides,
     Quiet,
@@ -29,6 +32,9 @@ from patchbench.cli_options import (
 )
 from patchbench.common import UserError
 from patchbench.common.files import check_writable
+
+if TYPE_CHECKING:
+    from patchbench.partial import Partial
 
 # Four digits: no model has more layers, and a range of them fits into memory.
 _LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -121,6 +127,9 @@ def evaluate(
         Path | None, typer.Option("--out", "-o", help="Folder for the Result.  [default: none]")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what a killed run to --out had finished.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -150,6 +159,8 @@ def evaluate(
     changes = overrides_of(overrides)
     if out is not None:
         check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
+    elif resume:
+        raise UserError("--resume needs an --out", "name the folder that the killed run wrote to")
     calm_libraries()
     set_threads(threads)
     from patchbench import demo
@@ -164,7 +175,10 @@ def evaluate(
             raise UserError(f"--method {method} needs a --model", "name one, or drop it")
         if site or config.get("positions") == ["all"]:
             raise UserError("--sites and --positions all need a --model", "name one")
-        _evaluate_bundled(config, out=out, overwrite=overwrite, as_json=as_json, quiet=quiet)
+        with _parts(out, resume=resume, overwrite=overwrite) as parts:
+            _evaluate_bundled(
+                config, out=out, parts=parts, overwrite=overwrite, as_json=as_json, quiet=quiet
+            )
         return
     if task is None:
         loaded_task = demo.bundled_task(model, **changes)
@@ -178,28 +192,61 @@ def evaluate(
             device=device,
             trust_remote_code=trust_remote_code,
         )
-    with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
-        result = patchbench.evaluate(
-            loaded, loaded_task, progress=progress, command=command_line(), **config
-        )
-    failure = None
-    if out is not None:
-        try:
-            result.save(out, overwrite=overwrite)
-        except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
-            failure = error
-    if as_json:
-        typer.echo(json.dumps(result.summary, indent=2))
-    else:
-        terminal.print_result(result, quiet=quiet)
-        if out is not None and failure is None:
-            typer.echo(f"written: {out}")
-    if failure is not None:
-        raise failure
+    with _parts(out, resume=resume, overwrite=overwrite) as parts:
+        with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
+            result = patchbench.evaluate(
+                loaded,
+                loaded_task,
+                progress=progress,
+                command=command_line(),
+                partial=parts,
+                **config,
+            )
+        failure = None
+        if out is not None:
+            try:
+                result.save(out, overwrite=overwrite)
+            except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
+                failure = error
+        if as_json:
+            typer.echo(json.dumps(result.summary, indent=2))
+        else:
+            terminal.print_result(result, quiet=quiet)
+            if out is not None and failure is None:
+                typer.echo(f"written: {out}")
+        if failure is not None:
+            raise failure
+
+
+@contextmanager
+def _parts(out: Path | None, *, resume: bool, overwrite: bool) -> "Iterator[Partial | None]":
+    """Yield where finished parts go, if anything is written; tell an interrupted run about it."""
+    if out is None:
+        yield None
+        return
+    from patchbench.partial import partial_folder
+
+    path = None
+    try:
+        with partial_folder(out, resume=resume, overwrite=overwrite) as partial:
+            path = partial.path
+            yield partial
+    except KeyboardInterrupt:
+        if path is None or not path.exists():
+            raise
+        raise Interrupted(
+            f"interrupted; the same command with --resume goes on from {path}"
+        ) from None
 
 
 def _evaluate_bundled(
-    config: dict[str, Any], *, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
+    config: dict[str, Any],
+    *,
+    out: Path | None,
+    parts: "Partial | None",
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Run the demo, print the comparison, and write one folder per model below `out`."""
     from patchbench import demo
@@ -207,7 +254,7 @@ def _evaluate_bundled(
     from patchbench.report.comparison import print_demo
 
     with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
-        results = demo.demo(progress=progress, command=command_line(), **config)
+        results = demo.demo(progress=progress, partial=parts, command=command_line(), **config)
     if out is not None:
         demo.save(results, out, overwrite=overwrite)
     if as_json:

@@ -38,6 +38,10 @@ Overrides = Annotated[
 ]
 
 
+class Interrupted(Exception):
+    """A command was interrupted; the message says what is left of it."""
+
+
 def names(text: str) -> list[str]:
     """Parse "key,value"."""
     return [name.strip() for name in text.split(",") if name.strip()]

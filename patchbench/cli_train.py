@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 import patchbench
-from patchbench.cli_options import calm_libraries, command_line, names, overrides_of, set_threads
+from patchbench.cli_options import (
+    Interrupted,
+    calm_libraries,
+    command_line,
+    names,
+    overrides_of,
+    set_threads,
+)
 from patchbench.common import UserError
 
 _LIST = "list"
@@ -206,10 +213,9 @@ def train(
                 **settings,
             )
     except KeyboardInterrupt:
-        typer.echo(
-            "patchbench: interrupted; the same command goes on from the last checkpoint", err=True
-        )
-        raise typer.Exit(130) from None
+        raise Interrupted(
+            "interrupted; the same command goes on from the last checkpoint"
+        ) from None
     if as_json:
         content = {
             "rate": trained.rate,

@@ -18,6 +18,7 @@ from patchbench.evaluation import evaluate
 
 if TYPE_CHECKING:
     from patchbench.adapters.bundled import BundledModel
+    from patchbench.partial import Partial
     from patchbench.results import Result
     from patchbench.tasks import Task
 
@@ -48,11 +49,14 @@ def bundled_task(name: str, **overrides: Any) -> "Task":
     return _task(model, **overrides)
 
 
-def demo(*, progress: Progress | None = None, **settings: Any) -> "dict[str, Result]":
+def demo(
+    *, progress: Progress | None = None, partial: "Partial | None" = None, **settings: Any
+) -> "dict[str, Result]":
     """Evaluate every bundled model on its own task.
 
     Args:
         progress: called before the first and after each model.
+        partial: see `evaluate`; it gets a child for each model.
         **settings: of `evaluate`; `COMPONENTS`, where a model has them, and `POSITIONS` unless
             others are given.
 
@@ -76,7 +80,9 @@ def demo(*, progress: Progress | None = None, **settings: Any) -> "dict[str, Res
             "components": [name for name in COMPONENTS if name in there],
             "positions": POSITIONS,
         }
-        results[model.folder.name] = evaluate(loaded, _task(model), **{**own, **settings})
+        name = model.folder.name
+        parts = None if partial is None else partial.child(name)
+        results[name] = evaluate(loaded, _task(model), partial=parts, **{**own, **settings})
     return results
 
 

@@ -9,17 +9,22 @@ Every example is run clean and corrupted; then, for each site, once more with on
 exchanged. The rows of all that are the Result; everything reported is computed from them.
 """
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from patchbench import controls
+from patchbench import __version__, controls
 from patchbench.engines import ENGINES
+from patchbench.engines.base import Counters
 from patchbench.evaluation_config import EvaluateConfig
-from patchbench.preparation import prepare
+from patchbench.interventions import Intervention
+from patchbench.partial import Partial
+from patchbench.preparation import Prepared, prepare
+from patchbench.provenance import fingerprint, package_versions, weights_digest
 from patchbench.results import Result, collect_provenance
 from patchbench.selfcheck import compare
 
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 
     from patchbench.adapters import LoadedModel
     from patchbench.tasks import Task
+
+# Interventions that an engine is given at a time: what a killed run loses of a batch, at most.
+CHUNK = 512
 
 Progress = Callable[[int, int], None]
 
@@ -38,6 +46,7 @@ def evaluate(
     *,
     progress: Progress | None = None,
     command: str | None = None,
+    partial: Partial | None = None,
     **settings: Any,
 ) -> Result:
     """Measure where `model` stores the association that `task` asks for.
@@ -48,6 +57,7 @@ def evaluate(
         progress: called with (forward rows done, rows in all) after each batch; the first-order
             scores are counted by themselves, before the exact numbers.
         command: the command line, for the provenance.
+        partial: keeps the parts that are finished, and gives back those that were.
         **settings: the fields of `EvaluateConfig`.
 
     Raises:
@@ -72,12 +82,37 @@ def evaluate(
             counters=engine.counters,
             progress=progress,
         )
+    chunks = [
+        (batch, plan[start : start + CHUNK])
+        for batch in prepared.batches
+        for start in range(0, len(plan), CHUNK)
+    ]
+    before, notes = 0.0, []
+    if partial is not None:
+        partial.open(_identity(prepared, plan))
+        if partial.states:
+            last = partial.states[-1]
+            engine.restore(loaded, last["engine"])
+            engine.counters, before = Counters(**last["counters"]), last["seconds"]
+            notes = [f"resumed: {len(partial.states)} of {len(chunks)} parts were there"]
     tables, done, total = [], 0, len(plan) * len(inputs.dataset)
-    for batch in prepared.batches:
-        tables.append(engine.run(loaded, plan, batch))
-        if config.selfcheck and len(tables) == 1:
-            agreement = compare(loaded, plan, batch, tables[0], engine=config.engine)
-        done += len(plan) * len(batch.index)
+    finished = 0 if partial is None else len(partial.states)
+    for number, (batch, part) in enumerate(chunks):
+        if partial is not None and number < finished:
+            tables.append(partial.table(number))
+        else:
+            tables.append(engine.run(loaded, part, batch))
+            if partial is not None:
+                state = {
+                    "engine": engine.state(loaded),
+                    "counters": asdict(engine.counters),
+                    "seconds": before + time.perf_counter() - started,
+                }
+                partial.add(tables[-1], state)
+        if config.selfcheck and len(tables) == len(chunks) // len(prepared.batches):
+            first = pa.concat_tables(tables)
+            agreement = compare(loaded, plan, prepared.batches[0], first, engine=config.engine)
+        done += len(part) * len(batch)
         if progress is not None:
             progress(done, total)
     rows = pa.concat_tables(tables).sort_by(
@@ -88,10 +123,10 @@ def evaluate(
         loaded=loaded,
         task=prepared.task,
         dataset=inputs.dataset,
-        seconds=time.perf_counter() - started,
+        seconds=before + time.perf_counter() - started,
         engine=engine,
         command=command,
-        notes=[*loaded.notes, *loaded.hook_map.notes, *inputs.notes],
+        notes=[*loaded.notes, *loaded.hook_map.notes, *inputs.notes, *notes],
         template=inputs.template,
     )
     provenance["engine"]["selfcheck"] = agreement and asdict(agreement)
@@ -110,3 +145,24 @@ def evaluate(
             resamples=config.resamples,
         )
     return result
+
+
+def _identity(prepared: Prepared, plan: Sequence[Intervention]) -> dict[str, Any]:
+    """Return everything that the rows depend on."""
+    import torch
+
+    loaded, task = prepared.loaded, prepared.task
+    labels = "\n".join(f"{i.control} {i.corruption} {i.direction} {i.label}" for i in plan)
+    return {
+        "patchbench": __version__,
+        "packages": package_versions(),
+        "settings": {**asdict(prepared.config), **prepared.grid},
+        "model": loaded.name,
+        "weights": weights_digest(loaded.model),
+        "dtype": str(loaded.dtype),
+        "device": str(loaded.device),
+        "threads": torch.get_num_threads(),
+        "task": {"name": task.name, "seed": task.seed, "config": asdict(task.config)},
+        "dataset": fingerprint(prepared.inputs.dataset),
+        "interventions": hashlib.sha256(labels.encode()).hexdigest()[:16],
+    }

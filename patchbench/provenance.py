@@ -18,6 +18,7 @@ from patchbench import __version__
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import nn
 
     from patchbench.adapters.loading import LoadedModel
     from patchbench.engines.base import Engine
@@ -55,7 +56,7 @@ def collect_provenance(
     floor = max((name for name in floors if name != "either"), key=floors.__getitem__)
     provenance = {
         "patchbench": __version__,
-        "packages": _versions(),
+        "packages": package_versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -89,6 +90,17 @@ def collect_provenance(
     return provenance
 
 
+def weights_digest(model: "nn.Module") -> str:
+    """Return a digest of a model's parameters and buffers."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
 def fingerprint(dataset: "Dataset") -> str:
     """Return a digest of what the rows say, the same on every machine."""
     digest = hashlib.sha256()
@@ -108,7 +120,8 @@ def skip_notes(skipped: dict[str, int]) -> list[str]:
     ]
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES`."""
     found = {}
     for name in PACKAGES:
         try:

@@ -173,6 +173,14 @@ class Engine(Protocol):
         """
         ...
 
+    def state(self, loaded: "LoadedModel") -> dict[str, Any]:
+        """Return what was settled about a model and changes rounding, ready for JSON."""
+        ...
+
+    def restore(self, loaded: "LoadedModel", state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned in another process."""
+        ...
+
 
 def make_batches(dataset: "Dataset", batch_size: int, corruptions: Sequence[str]) -> list[Batch]:
     """Return the dataset as batches of equal length, the shortest first.

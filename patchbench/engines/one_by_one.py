@@ -12,7 +12,7 @@ forward for each intervention. An engine says only how to read values and how to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import inf
@@ -114,6 +114,14 @@ class OneByOneEngine(ABC):
     def _using(self, loaded: "LoadedModel") -> AbstractContextManager[Any]:
         """Return a context in which the model is run, and after which it is as before."""
         return nullcontext()
+
+    def state(self, loaded: "LoadedModel") -> dict[str, Any]:
+        """See `Engine.state`: there is nothing to settle."""
+        return {}
+
+    def restore(self, loaded: "LoadedModel", state: Mapping[str, Any]) -> None:
+        """See `Engine.restore`."""
+        del loaded, state
 
     def run(
         self, loaded: "LoadedModel", interventions: Sequence[Intervention], batch: Batch

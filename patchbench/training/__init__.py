@@ -11,7 +11,6 @@ The same call again goes on where a killed one was, and returns at once what a f
 """
 
 import copy
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from patchbench.common import UserError
 from patchbench.evaluation import evaluate
 from patchbench.evaluation_config import DEFAULT_POSITIONS
 from patchbench.preparation import select_sites
+from patchbench.provenance import weights_digest
 from patchbench.results import Result
 from patchbench.training import data
 from patchbench.training.config import TrainConfig
@@ -293,13 +291,9 @@ def _finish(
 
 def _identity(model: "PreTrainedModel", task: "Task", config: TrainConfig) -> dict[str, Any]:
     """Return everything that the outcome depends on."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return {
         "model": model.config.to_diff_dict(),
-        "initial_weights": digest.hexdigest()[:16],
+        "initial_weights": weights_digest(model),
         "task": {"name": task.name, "seed": task.seed, "config": asdict(task.config)},
         "training": asdict(config),
     }

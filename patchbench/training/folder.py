@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from patchbench.common import UserError, atomic_write
+from patchbench.common.differences import differences
 from patchbench.common.files import check_writable
 
 SCHEMA, VERSION = "patchbench/training", 1
@@ -111,26 +112,6 @@ def read_folder(path: Path) -> TrainFolder:
         UserError: it is none.
     """
     return TrainFolder(path=path, content=_read(path))
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return "name: old → new" for every value that differs, nested names joined by points."""
-    before, after = _flat(old), _flat(new)
-    return [
-        f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
-        for name in [*before, *(name for name in after if name not in before)]
-        if name not in before or name not in after or before[name] != after[name]
-    ]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ Use:
     for chunk in plan(work, items, ...): ...
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -146,6 +147,17 @@ class Tuner:
         self.largest = max(1, self.largest // 2)
         self.chosen = None
         self.speeds.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Return where it stands, ready for JSON."""
+        speeds = [[size, values] for size, values in self.speeds.items()]
+        return {"largest": self.largest, "chosen": self.chosen, "speeds": speeds}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Tuner":
+        """Return one that stands where `state` was taken."""
+        speeds = {size: list(values) for size, values in state["speeds"]}
+        return cls(largest=state["largest"], chosen=state["chosen"], speeds=speeds)
 
     def _sizes(self) -> list[int]:
         return list(dict.fromkeys(max(1, self.largest // step) for step in self.LADDER))

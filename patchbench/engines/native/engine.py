@@ -13,8 +13,8 @@ the plain path before it is relied on.
 """
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -78,9 +78,7 @@ class NativeEngine:
         usable = {intervention: batch.usable(intervention) for intervention in interventions}
         pending = [item for item in usable if usable[item].any()]
         writer = RowWriter(batch)
-        if loaded.model not in self._models:
-            self._models[loaded.model] = _Model(Blocks(loaded.model, loaded.hook_map), self.tricks)
-        model = self._models[loaded.model]
+        model = self._model_of(loaded)
         with scoring(loaded.model):
             points = [point for item in pending for point in donor_points(loaded, item)]
             points += _entry(loaded)
@@ -92,6 +90,29 @@ class NativeEngine:
         for intervention, mask in usable.items():
             self.counters.skip(intervention, int((~mask).sum()))
         return writer.table()
+
+    def state(self, loaded: "LoadedModel") -> dict[str, Any]:
+        """See `Engine.state`."""
+        model = self._model_of(loaded)
+        return {
+            "tricks": sorted(model.tricks),
+            "checked": model.checked,
+            "tuners": [{"kind": sorted(kind), **t.state()} for kind, t in model.tuners.items()],
+        }
+
+    def restore(self, loaded: "LoadedModel", state: Mapping[str, Any]) -> None:
+        """See `Engine.restore`."""
+        model = self._model_of(loaded)
+        model.tricks = frozenset(state["tricks"])
+        model.checked = dict(state["checked"])
+        model.tuners = {
+            frozenset(tuner["kind"]): Tuner.restored(tuner) for tuner in state["tuners"]
+        }
+
+    def _model_of(self, loaded: "LoadedModel") -> "_Model":
+        if loaded.model not in self._models:
+            self._models[loaded.model] = _Model(Blocks(loaded.model, loaded.hook_map), self.tricks)
+        return self._models[loaded.model]
 
 
 def _entry(loaded: "LoadedModel") -> list[HookPoint]:

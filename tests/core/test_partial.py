@@ -1,0 +1,125 @@
+"""Evaluations that are killed, go on, or meet another process at the same `--out`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from patchbench.common import UserError
+from patchbench.partial import partial_folder
+from patchbench.results import Result
+from tests.tiny_models import tiny
+
+SETTINGS = ("--task", "ar/tiny", "--n", "40", "--batch-size", "4", "--template", "symbolic")
+# Waits after each part, so that it can be killed between two.
+SLOW = """
+import sys, time
+from patchbench import partial
+from patchbench.cli import main
+add = partial.Partial.add
+def slow(self, table, state):
+    add(self, table, state)
+    print("part", flush=True)
+    time.sleep(60 if len(self.states) == 3 else 0)
+partial.Partial.add = slow
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "gpt2"
+    tiny("gpt2", vocab=64).save_pretrained(folder)
+    return folder
+
+
+def start(model, out, *more, script=SLOW):
+    command = ["evaluate", "--model", model, *SETTINGS, "--out", out, "--quiet", *more]
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+
+
+def finish(*arguments, **settings):
+    process = start(*arguments, script="from patchbench.cli import main; main()", **settings)
+    _, stderr = process.communicate(timeout=300)
+    return process.returncode, stderr
+
+
+def test_kill_9_then_resume_gives_the_rows_of_an_uninterrupted_run(model, tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert finish(model, whole) == (0, "")
+    process = start(model, out)
+    for _ in range(3):
+        assert process.stdout.readline() == "part\n"
+
+    code, stderr = finish(model, out, "--resume")
+    assert code == 2
+    assert "another process is writing" in stderr
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    partial = tmp_path / "out.partial"
+    assert len(list(partial.glob("part-*.parquet"))) == 3
+    assert not out.exists()
+
+    code, stderr = finish(model, out)
+    assert code == 2
+    assert "--resume" in stderr
+    assert "--overwrite" in stderr
+
+    code, stderr = finish(model, out, "--resume", "--positions", "key")
+    assert code == 2
+    assert "settings.positions" in stderr
+
+    # A part that is only half there counts as none.
+    (partial / "part-00002.parquet").write_bytes(b"PAR1")
+    assert finish(model, out, "--resume") == (0, "")
+    assert not partial.exists()
+    resumed, uninterrupted = Result.load(out), Result.load(whole)
+    assert resumed.rows.equals(uninterrupted.rows)
+    assert resumed.summary["runs"] == uninterrupted.summary["runs"]
+    assert "resumed: 2 of 10 parts were there" in resumed.provenance["notes"]
+
+
+def test_a_finished_or_failed_run_leaves_no_parts(tmp_path):
+    out = tmp_path / "out"
+    with partial_folder(out) as partial:
+        partial.open({"n": 1})
+
+    def fail() -> None:
+        with partial_folder(out) as partial:
+            partial.open({"n": 1})
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_at_a_time(tmp_path):
+    with partial_folder(tmp_path / "out"):
+        for settings in ({}, {"resume": True}, {"overwrite": True}):
+            with (
+                pytest.raises(UserError, match="another process"),
+                partial_folder(tmp_path / "out", **settings),
+            ):
+                pass
+        with partial_folder(tmp_path / "other"):
+            pass
+    with partial_folder(tmp_path / "out"):
+        pass
+
+
+def test_resume_without_parts_begins(tmp_path):
+    with partial_folder(tmp_path / "out", resume=True) as partial:
+        partial.open({"n": 1})
+        assert partial.states == []
+        assert json.loads((partial.path / "identity.json").read_text()) == {"n": 1}
