@@ -17,6 +17,7 @@ _LAZY = {
     "load_model": "patchbench.adapters",
     "load_task": "patchbench.tasks",
     "evaluate": "patchbench.evaluation",
+    "plan": "patchbench.planning",
     "train": "patchbench.training",
     "ModelSpec": "patchbench.training",
     "Result": "patchbench.results",
@@ -39,6 +40,7 @@ __all__ = [
     "evaluate",
     "load_model",
     "load_task",
+    "plan",
     "train",
 ]
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from patchbench.common import UserError
     from patchbench.evaluation import evaluate
     from patchbench.interventions import Intervention
+    from patchbench.planning import plan
     from patchbench.results import Result
     from patchbench.sites import Position, Site
     from patchbench.statistics import Estimate

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ from patchbench.common.files import check_writable
 
 if TYPE_CHECKING:
     from patchbench.partial import Partial
+    from patchbench.planning import Plan
 
 # Four digits: no model has more layers, and a range of them fits into memory.
 _LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -116,6 +118,10 @@ def evaluate(
     ig_steps: Annotated[
         int, typer.Option(help="Steps over which attribution integrates; 0: slope at the base.")
     ] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Tell what it would take (forwards, memory, seconds)."),
+    ] = False,
     tokenizer: Tokenizer = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
@@ -175,6 +181,8 @@ def evaluate(
             raise UserError(f"--method {method} needs a --model", "name one, or drop it")
         if site or config.get("positions") == ["all"]:
             raise UserError("--sites and --positions all need a --model", "name one")
+        if dry_run:
+            raise UserError("--dry-run needs a --model", "name one")
         with _parts(out, resume=resume, overwrite=overwrite) as parts:
             _evaluate_bundled(
                 config, out=out, parts=parts, overwrite=overwrite, as_json=as_json, quiet=quiet
@@ -192,6 +200,9 @@ def evaluate(
             device=device,
             trust_remote_code=trust_remote_code,
         )
+    if dry_run:
+        _print_plan(patchbench.plan(loaded, loaded_task, **config), as_json=as_json, quiet=quiet)
+        return
     with _parts(out, resume=resume, overwrite=overwrite) as parts:
         with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
             result = patchbench.evaluate(
@@ -216,6 +227,24 @@ def evaluate(
                 typer.echo(f"written: {out}")
         if failure is not None:
             raise failure
+
+
+def _print_plan(plan: "Plan", *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(plan), indent=2))
+        return
+    mib = 2**20
+    typer.echo(
+        f"{plan.model}  {plan.task}  engine {plan.engine}\n"
+        f"{len(plan.sites)} sites, {plan.interventions} interventions with controls, "
+        f"{plan.examples} examples: {plan.rows} rows\n"
+        f"{plan.forwards} forwards of {plan.forward_rows} documents, {plan.tokens} tokens\n"
+        f"memory {plan.peak_bytes / mib:.0f} MiB: weights {plan.weights_bytes / mib:.0f}, "
+        f"cache {plan.cache_bytes / mib:.0f}, the rest in a forward\n"
+        f"about {plan.seconds:.1f} s"
+    )
+    for note in () if quiet else plan.notes:
+        typer.echo(f"note: {note}")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ add = partial.Partial.add
 def slow(self, table, state):
     add(self, table, state)
     print("part", flush=True)
-    time.sleep(60 if len(self.states) == 3 else 0)
+    time.sleep(600 if len(self.states) == 3 else 0)
 partial.Partial.add = slow
 main()
 """

@@ -13,6 +13,8 @@ Use:
 | blocks     | resume at the patched layer: earlier blocks return what they gave      |
 | states     | resume at the patched position: keys and values, or states, of the past |
 | batching   | which work shares a forward                                            |
+| schedule   | which forwards a batch comes to                                        |
+| forecast   | the same without running them, for a dry run                           |
 | forward    | one patched forward                                                    |
 | rounds     | interventions take turns where what they need does not fit             |
 | selfcheck  | each trick against the plain path, on the model at hand                |

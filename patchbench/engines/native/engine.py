@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from patchbench.adapters.loading import LoadedModel
 
 # Shares of the budget: donors' activations, what enters blocks, and the past.
-_DONORS, _ENTERING, _PAST = 0.4, 0.3, 0.3
+DONORS, _ENTERING, _PAST = 0.4, 0.3, 0.3
 
 
 class NativeEngine:
@@ -78,22 +78,22 @@ class NativeEngine:
         usable = {intervention: batch.usable(intervention) for intervention in interventions}
         pending = [item for item in usable if usable[item].any()]
         writer = RowWriter(batch)
-        model = self._model_of(loaded)
+        model = self.model_of(loaded)
         with scoring(loaded.model):
             points = [point for item in pending for point in donor_points(loaded, item)]
-            points += _entry(loaded)
+            points += entry(loaded)
             self.counters.forwards += (looks := model.sizes.learn(loaded, points, batch))
             self.counters.forward_rows += looks
-            budget = _DONORS * self.cache_bytes
+            budget = DONORS * self.cache_bytes
             for part in rounds(pending, loaded, batch, model.sizes, budget):
-                _Job(self, model, loaded, batch, part, usable, writer).run()
+                Job(self, model, loaded, batch, part, usable, writer).run()
         for intervention, mask in usable.items():
             self.counters.skip(intervention, int((~mask).sum()))
         return writer.table()
 
     def state(self, loaded: "LoadedModel") -> dict[str, Any]:
         """See `Engine.state`."""
-        model = self._model_of(loaded)
+        model = self.model_of(loaded)
         return {
             "tricks": sorted(model.tricks),
             "checked": model.checked,
@@ -102,20 +102,21 @@ class NativeEngine:
 
     def restore(self, loaded: "LoadedModel", state: Mapping[str, Any]) -> None:
         """See `Engine.restore`."""
-        model = self._model_of(loaded)
+        model = self.model_of(loaded)
         model.tricks = frozenset(state["tricks"])
         model.checked = dict(state["checked"])
         model.tuners = {
             frozenset(tuner["kind"]): Tuner.restored(tuner) for tuner in state["tuners"]
         }
 
-    def _model_of(self, loaded: "LoadedModel") -> "_Model":
+    def model_of(self, loaded: "LoadedModel") -> "_Model":
+        """Return what is known about a model."""
         if loaded.model not in self._models:
             self._models[loaded.model] = _Model(Blocks(loaded.model, loaded.hook_map), self.tricks)
         return self._models[loaded.model]
 
 
-def _entry(loaded: "LoadedModel") -> list[HookPoint]:
+def entry(loaded: "LoadedModel") -> list[HookPoint]:
     """Return the place that tells how large the residual stream is, if the model has it."""
     point = loaded.hook_map.points.get((0, "block_input"))
     return [] if point is None else [point]
@@ -138,7 +139,7 @@ class _Model:
         self.sizes = Sizes()
 
 
-class _Job:
+class Job:
     """One batch and the interventions of one round."""
 
     def __init__(
@@ -210,11 +211,16 @@ class _Job:
         blocks, work = self._model.blocks, self._work
         layers = self._resumable() if "layer" in self._model.tricks else set()
         recording = Recording(self._loaded, self._batch, work, blocks, layers=layers, past=past)
-        sources = [intervention.source_run for intervention in self._interventions]
-        runs = dict.fromkeys([*work.base_runs, *sources, *work.wanted, "clean"])
+        runs = self._runs()
         self._counters.forwards += len(runs)
         self._counters.forward_rows += len(runs) * len(self._batch)
         return recording, {run: recording.observe(run) for run in runs}
+
+    def _runs(self) -> list[str]:
+        """Return the unpatched runs that are needed."""
+        sources = [intervention.source_run for intervention in self._interventions]
+        work = self._work
+        return list(dict.fromkeys([*work.base_runs, *sources, *work.wanted, "clean"]))
 
     def _resumable(self) -> set[int]:
         """Return the layers at which patched runs resume: all, or as many as fit the budget.
@@ -223,7 +229,7 @@ class _Job:
         """
         layers = sorted(set(map(int, self._work.layer)) - {0})
         documents = len(self._work.base_runs) * len(self._batch)
-        width = [self._model.sizes.bytes_of(p, self._batch) for p in _entry(self._loaded)]
+        width = [self._model.sizes.bytes_of(p, self._batch) for p in entry(self._loaded)]
         size = documents * self._batch.length * max(width, default=1)
         most = int(_ENTERING * self._engine.cache_bytes // size)
         return set(layers[:: max(1, -(-len(layers) // most))]) if most else set()
