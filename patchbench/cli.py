@@ -27,6 +27,7 @@ from patchbench.cli_options import (
     calm_libraries,
     overrides_of,
 )
+from patchbench.cli_selftest import selftest
 from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
 from patchbench.common.files import check_writable
@@ -47,6 +48,7 @@ app = typer.Typer(
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
 app.command()(evaluate)
 app.command()(train)
+app.command()(selftest)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 
 

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from patchbench.adapters.hook_map import HookMap
 
 Direction = Literal["denoise", "noise"]
-Source = Literal["counterpart", "self"]
+Source = Literal["counterpart", "self", "shuffled"]
 
 SCHEMA = "patchbench/intervention/1"
 CLEAN = "clean"
 _SITES = ("sites", "source_sites")
+
+
+def shuffled(run: str) -> str:
+    """Return the name of the run in which every example reads another one's document."""
+    return f"{run}~"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,8 @@ class Intervention:
             themselves.
         corruption: which corrupted run is the clean one's counterpart.
         direction: see above.
-        source: "counterpart", or "self": the base's own activations, which must change nothing.
+        source: "counterpart"; "self": the base's own activations, which must change nothing; or
+            "shuffled": another example's (see `patchbench.soft_controls`).
         control: the control this belongs to, None for a measurement.
     """
 
@@ -102,7 +108,9 @@ class Intervention:
 
     @property
     def donor_run(self) -> str:
-        """The run that the activations come from: the source, but for an identity patch."""
+        """The run that the activations come from: the source, but for some controls."""
+        if self.source == "shuffled":
+            return shuffled(self.source_run)
         return self.base_run if self.source == "self" else self.source_run
 
     def to_json(self) -> str:

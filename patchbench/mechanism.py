@@ -37,6 +37,7 @@ import pyarrow as pa
 
 from patchbench.grid import HALF, Grid, place
 from patchbench.sites import Site
+from patchbench.soft_controls import carrying
 from patchbench.statistics import RESAMPLES, Estimate
 
 LABELS = (
@@ -140,6 +141,9 @@ def decide(
     if run["corruption"] != "key":
         return replace(blank, sentence=wording.only_arrival(grid, blank))
     label, deciding, why = _label(grid, arrives, with_value)
+    if against := carrying(run.get("soft_controls", ())):
+        name, site = against[0]["control"], against[0]["site"]
+        label, deciding, why = None, [], f"the control {name!r} at {site} carries more than half"
     appears = grid.first_layer("value", default=None)
     verdict = replace(
         blank,

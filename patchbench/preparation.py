@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from patchbench import controls
+from patchbench import controls, soft_controls
 from patchbench.common import UserError, near_names
 from patchbench.engines.base import Batch, make_batches
 from patchbench.evaluation_config import ALL, DEFAULT_POSITIONS, READ_OUT, EvaluateConfig
@@ -74,7 +74,9 @@ def prepare(
         seed=config.seed,
     )
     batches = [
-        controls.with_partner(with_windows(batch) if config.positions == (ALL,) else batch)
+        soft_controls.prepare(
+            controls.with_partner(with_windows(batch) if config.positions == (ALL,) else batch)
+        )
         for batch in make_batches(inputs.dataset, config.batch_size, config.corruptions)
     ]
     patches, grid = _patches(loaded.hook_map, inputs.dataset, batches, config)
@@ -162,7 +164,8 @@ def _plan(
     plan = []
     for corruption in config.corruptions:
         for direction in cast(tuple[Direction, ...], config.directions):
-            plan += controls.interventions(hook_map, corruption=corruption, direction=direction)
+            for kind in (controls, soft_controls):
+                plan += kind.interventions(hook_map, corruption=corruption, direction=direction)
             plan += [
                 Intervention(
                     sites=sites, source_sites=donors, corruption=corruption, direction=direction

@@ -42,7 +42,9 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        # Rounded first: no negative zeros.
+        value, low, high = (round(x, 3) + 0.0 for x in (self.value, self.low, self.high))
+        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
     def to_json(self) -> dict[str, float | int | None]:
         """Return a dict for JSON; what is not finite becomes null."""

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from patchbench import soft_controls
 from patchbench.common import UserError
 from patchbench.effects import attribs, columns, select
 from patchbench.mechanism import decide
@@ -80,6 +81,9 @@ def summarise(
         for corruption, direction in measured_pairs(rows)
     ]
     for run in runs:
+        run["soft_controls"] = soft_controls.effects(
+            rows, run["corruption"], run["direction"], **draws
+        )
         run["verdict"] = decide(
             measured,
             run,

@@ -167,7 +167,7 @@ class _Job:
         """Run what the interventions compare and take from; return what fits the budget."""
         wanted: dict[str, dict[tuple[int | None, str], set[Position]]] = {"clean": {}}
         for item in interventions:
-            for run in (item.base_run, item.source_run):
+            for run in (item.base_run, item.source_run, item.donor_run):
                 wanted.setdefault(run, {})
             for _, layer, component, position in _keys(item):
                 wanted[item.donor_run].setdefault((layer, component), set()).add(position)

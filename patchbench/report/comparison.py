@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from patchbench.report.terminal import MOST_COLUMNS, cell, make_console
+from patchbench.report.verdict import print_verdicts
 from patchbench.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def print_demo(results: "Mapping[str, Result]", *, quiet: bool = False) -> None:
         f"{len(results)} small models, each on the task that it was trained on "
         f"({escape(first['task']['name'])}), {first['n']} items"
     )
+    print_verdicts(console, results)
     positions = next(iter(results.values())).config["positions"][:MOST_COLUMNS]
     print_comparison(results, component="block_input", layers=[1], positions=positions)
     print_comparison(results, component="conv_output", layers=[0, 1], positions=positions)
