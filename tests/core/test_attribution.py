@@ -407,7 +407,7 @@ def test_below_the_gate_there_are_no_scores():
     )
     (run,) = result.summary["attribution"]["runs"]
     assert (run["scores"], run["against_exact"]) == ([], None)
-    assert calls == [(16, 16), (40, 40)]  # two forwards of 8; 3 controls and 2 sites
+    assert calls == [(16, 16), (72, 72)]  # two forwards of 8; 7 controls and 2 sites
 
 
 @pytest.mark.parametrize(
