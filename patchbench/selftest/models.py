@@ -115,6 +115,8 @@ def build(
         raise UserError(f"width={width} of {name!r}", f"at least {least} is needed")
     if not 0 <= dial <= 1:
         raise UserError(f"dial={dial}", "between 0 and 1")
+    if len(idle) > len(plan.layers) + 1:
+        raise UserError(f"idle={tuple(idle)} of {name!r}", f"at most {len(plan.layers) + 1} places")
     rest = [*idle, *[0] * (len(plan.layers) + 1 - len(idle))]
     mixers, working = [], []
     for before, layer in zip(rest, [*plan.layers, None], strict=True):

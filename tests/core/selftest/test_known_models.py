@@ -116,5 +116,7 @@ def test_what_cannot_be_built_is_refused():
         build("direct", vocab_size=15, length=13, width=8)
     with pytest.raises(pb.UserError, match="dial"):
         build("dial", vocab_size=15, length=13, dial=1.5)
+    with pytest.raises(pb.UserError, match="idle"):
+        build("direct", vocab_size=15, length=13, idle=(1, 1, 1))
     with pytest.raises(pb.UserError, match="induction"):
         build("inductoin", vocab_size=15, length=13)
