@@ -87,7 +87,7 @@ class Source:
         if "Unrecognized model" in text:
             return UserError(
                 f"{self.name}: config.json names no model_type that transformers knows",
-                "save it in transformers' format; of state-spaces/mamba-… take the …-hf twin",
+                "save it in transformers' format, or in mamba-ssm's",
             )
         if "Unrecognized configuration class" in text:
             return UserError(

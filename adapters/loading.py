@@ -25,6 +25,7 @@ import torch
 from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer, quiet_transformers
 from patchbench.adapters.float32_parts import float32_names, float32_parts
 from patchbench.adapters.hook_map import HookMap, hook_map_for
+from patchbench.adapters.state_spaces import read_original
 from patchbench.common import UserError, near_names
 
 if TYPE_CHECKING:
@@ -127,9 +128,12 @@ def load_model(
     elif isinstance(model, str | Path):
         source, name = find_source(str(model)), str(model)
         with source.reading():
-            network = _load_weights(source, chosen_dtype, trust_remote_code, notes)
+            network, trained_with = _load_weights(source, chosen_dtype, trust_remote_code, notes)
             _refuse_nonfinite(network, name)
-            words = _tokenizer(tokenizer, source, trust_remote_code)
+            if tokenizer is None and not source.has_tokenizer and trained_with is not None:
+                words = _implied_tokenizer(trained_with, name, trust_remote_code)
+            else:
+                words = _tokenizer(tokenizer, source, trust_remote_code)
         network = _moved(network, place)
     else:
         raise UserError(
@@ -175,22 +179,26 @@ def _moved(model: Any, device: torch.device) -> PreTrainedModel:
 
 def _load_weights(
     source: Source, dtype: torch.dtype | str, trust_remote_code: bool, notes: list[str]
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, str | None]:
+    """Return the model, and the name of its tokenizer where the format implies one."""
     from transformers import AutoModelForCausalLM
 
     from patchbench.adapters.model import register_auto_classes
 
     register_auto_classes()
+    original = read_original(source)
+    # Any: the stub hides that the pair is returned on request.
+    loader: Any = AutoModelForCausalLM if original is None else original.model_class
+    further = {"trust_remote_code": trust_remote_code} if original is None else original.arguments
     with source.explained(), float32_parts():
-        # Any: the stub hides that the pair is returned on request.
-        answer: Any = AutoModelForCausalLM.from_pretrained(
+        model, info = loader.from_pretrained(
             source.location,
             dtype=dtype,
-            trust_remote_code=trust_remote_code,
+            weights_only=True,
             output_loading_info=True,
+            **further,
             **source.arguments,
         )
-    model, info = answer
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"{source.name}: the checkpoint lacks {len(missing)} weights, among them {missing[0]}",
@@ -212,7 +220,11 @@ def _load_weights(
         notes.append(source.note)
     if kept := float32_names(model):
         notes.append(f"{', '.join(kept)} are kept in float32")
-    return model
+    if original is None:
+        return model, None
+    original.finish(model)
+    notes.append(original.note)
+    return model, original.tokenizer
 
 
 def _refuse_nonfinite(model: PreTrainedModel, name: str) -> None:
@@ -252,6 +264,19 @@ def _tokenizer(
             given.location, trust_remote_code=trust_remote_code, **given.arguments
         )
     return found
+
+
+def _implied_tokenizer(
+    wanted: str, name: str, trust_remote_code: bool
+) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that a checkpoint without one was trained with."""
+    try:
+        return _tokenizer(wanted, None, trust_remote_code)
+    except UserError as error:
+        raise UserError(
+            f"{name} brings no tokenizer, and {str(error).partition(': ')[0]}",
+            "give --tokenizer, a hub id or a folder",
+        ) from error
 
 
 def _dtype(name: str) -> torch.dtype | str:
