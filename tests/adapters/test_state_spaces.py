@@ -185,7 +185,7 @@ def test_an_untied_head_is_kept(config, tmp_path, words):
     ids=["mamba-130m", "mamba2-130m"],
 )
 def test_the_shape_of_the_released_ones(config, tmp_path, words):
-    """As `state-spaces/mamba-130m` and `mamba2-130m`, at two layers; Mamba2's head dim is implied."""
+    """As `state-spaces/mamba-130m` and `mamba2-130m`, at two layers; head dim implied."""
     w = write(tmp_path / "m", config)
     if "layer" in config["ssm_cfg"]:  # the released file names the layer only
         named = {**config, "ssm_cfg": {"layer": "Mamba2"}}
