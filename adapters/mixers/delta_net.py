@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
 from patchbench.adapters.mixers.base import Mixer, MixerState
 from patchbench.adapters.mixers.recurrent import (
@@ -31,7 +30,7 @@ from patchbench.adapters.mixers.recurrent import (
     l2_normalise,
     run_conv,
 )
-from patchbench.adapters.mixers.stepwise import stepwise
+from patchbench.adapters.mixers.scans import delta_memory
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -126,45 +125,14 @@ class DeltaNet(Mixer):
         )  # b t h k
         beta = hooks["beta"](torch.sigmoid(self.beta_proj(x)))  # b t h
         start = None if state is None else state["ssm_state"]
-        o, last = self._delta_rule(q, k, v, beta, g, start, return_state)
+        o, last = delta_memory(
+            hooks, q, k, v, beta, g, start,
+            return_state=return_state, chunk_size=self.chunk_size,
+        )  # fmt: skip
         o = hooks["ssm_output"](o.flatten(2)).unflatten(-1, heads)  # b t h k
         if last is not None:
             new_state["ssm_state"] = last
         return o, new_state if return_state else None
-
-    def _delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        beta: Tensor,
-        g: Tensor | None,
-        start: Tensor | None,
-        return_state: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return o (b, t, h, k) and, if asked for, the last memory (b, h, k, k)."""
-        hooks = self.hook_points
-        if not (hooks["ssm_write"].active or hooks["ssm_state"].active):
-            return ops.delta_rule(
-                q, k, v, beta, g,
-                initial_state=start, return_state=return_state, chunk_size=self.chunk_size,
-            )  # fmt: skip
-        dtype = torch.promote_types(v.dtype, torch.float32)
-        wide, q, k, beta = (z.to(dtype) for z in (v, q, k, beta))
-
-        def keep(t: int, memory: Tensor) -> Tensor:
-            return memory if g is None else torch.exp(g[:, t])[:, :, None, None] * memory
-
-        def write(t: int, memory: Tensor) -> Tensor:
-            recalled = (k[:, t, :, None, :] @ memory).squeeze(2)  # b h k
-            correction = beta[:, t, :, None] * (wide[:, t] - recalled)  # b h k
-            return k[:, t, :, :, None] * correction[:, :, None, :]  # b h k k
-
-        shape = (len(v), self.num_heads, self.head_dim, self.head_dim)
-        start = wide.new_zeros(shape) if start is None else start
-        memories = stepwise(keep, write, start, v.shape[1], hooks)  # b t h k k
-        o = (q.unsqueeze(-2) @ memories).squeeze(-2)  # b t h k
-        return o.to(v.dtype), memories[:, -1] if return_state else None
 
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return the state before the first token; see `Mixer.initial_state`."""

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
 from patchbench.adapters.mixers.base import Mixer, MixerState
 from patchbench.adapters.mixers.recurrent import (
@@ -33,7 +32,7 @@ from patchbench.adapters.mixers.recurrent import (
     init_steps,
     run_conv,
 )
-from patchbench.adapters.mixers.stepwise import stepwise
+from patchbench.adapters.mixers.scans import scan_channels
 
 if TYPE_CHECKING:
     from patchbench.adapters.config import MixerLMConfig
@@ -111,33 +110,12 @@ class Mamba(Mixer):
         dt = hooks["dt"](F.softplus(dt + self.dt_proj.bias))
         B, C = hooks["B"](B), hooks["C"](C)  # b t n, b t n
         start = None if state is None else state["ssm_state"]
-        y, last = self._scan(u, dt, B, C, start, return_state)
+        A = -torch.exp(self.A_log)  # d n
+        y, last = scan_channels(hooks, u, dt, A, B, C, self.D, start, return_state=return_state)
         y = hooks["ssm_output"](y)
         if last is not None:
             new_state["ssm_state"] = last
         return self.out_proj(y * F.silu(gate)), new_state if return_state else None
-
-    def _scan(
-        self, u: Tensor, dt: Tensor, B: Tensor, C: Tensor, start: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the scan's output (b, t, d) and, if asked for, its last state (b, d, n)."""
-        A = -torch.exp(self.A_log)  # d n
-        hooks = self.hook_points
-        if not (hooks["ssm_write"].active or hooks["ssm_state"].active):
-            # The decorator that keeps the compiler out is typed as taking one argument.
-            scan: Any = ops.selective_scan
-            return scan(u, dt, A, B, C, self.D, initial_state=start, return_state=return_state)
-        full, B, C = (z.to(dtype=torch.promote_types(z.dtype, A.dtype)) for z in (u, B, C))
-        dtu = dt * full
-        states = stepwise(
-            keep=lambda t, h: torch.exp(dt[:, t, :, None] * A) * h,
-            write=lambda t, kept: dtu[:, t, :, None] * B[:, t, None, :],
-            start=full.new_zeros(len(u), *A.shape) if start is None else start,
-            length=u.shape[1],
-            hook_points=hooks,
-        )  # b t d n
-        y = (states @ C.unsqueeze(-1)).squeeze(-1) + self.D * full  # b t d
-        return y.to(u.dtype), states[:, -1] if return_state else None
 
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return the state before the first token; see `Mixer.initial_state`."""

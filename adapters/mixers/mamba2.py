@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
 from patchbench.adapters.mixers.base import Mixer, MixerState
 from patchbench.adapters.mixers.recurrent import (
@@ -33,7 +32,7 @@ from patchbench.adapters.mixers.recurrent import (
     init_steps,
     run_conv,
 )
-from patchbench.adapters.mixers.stepwise import stepwise
+from patchbench.adapters.mixers.scans import scan_heads
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -156,44 +155,22 @@ class Mamba2(Mixer):
         u, B, C = hooks["ssm_input"](u), hooks["B"](B), hooks["C"](C)
         dt = hooks["dt"](F.softplus(dt + self.dt_bias))
         start = None if state is None else state["ssm_state"]
-        y, last = self._scan(
+        y, last = scan_heads(
+            hooks,
             u.unflatten(-1, (self.num_heads, self.head_dim)),  # b t h p
             dt,
+            -torch.exp(self.A_log),  # h
             B.unflatten(-1, (self.groups, self.d_state)),  # b t g n
             C.unflatten(-1, (self.groups, self.d_state)),  # b t g n
+            self.D,
             start,
-            return_state,
+            return_state=return_state,
+            chunk_size=self.chunk_size,
         )
         y = hooks["ssm_output"](y.flatten(2))  # b t d
         if last is not None:
             new_state["ssm_state"] = last
         return self.out_proj(self.norm(y, gate)), new_state if return_state else None
-
-    def _scan(
-        self, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, start: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the scan's output (b, t, h, p) and, if asked for, its last state (b, h, p, n)."""
-        A = -torch.exp(self.A_log)  # h
-        hooks = self.hook_points
-        if not (hooks["ssm_write"].active or hooks["ssm_state"].active):
-            return ops.ssd(
-                x, dt, A, B, C, self.D,
-                initial_state=start, return_state=return_state, chunk_size=self.chunk_size,
-            )  # fmt: skip
-        full, B, C = (z.to(torch.promote_types(z.dtype, A.dtype)) for z in (x, B, C))
-        repeats = self.num_heads // self.groups
-        B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)  # b t h n
-        dtx = dt.unsqueeze(-1) * full  # b t h p
-        shape = (len(x), self.num_heads, self.head_dim, self.d_state)
-        states = stepwise(
-            keep=lambda t, h: torch.exp(dt[:, t] * A)[:, :, None, None] * h,
-            write=lambda t, kept: dtx[:, t, :, :, None] * B[:, t, :, None, :],
-            start=full.new_zeros(shape) if start is None else start,
-            length=x.shape[1],
-            hook_points=hooks,
-        )  # b t h p n
-        y = (states @ C.unsqueeze(-1)).squeeze(-1) + self.D[:, None] * full  # b t h p
-        return y.to(x.dtype), states[:, -1] if return_state else None
 
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return the state before the first token; see `Mixer.initial_state`."""

@@ -157,7 +157,7 @@ def check_nothing_stepwise_unless_hooked(mixer: Mixer, monkeypatch: pytest.Monke
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the states were materialised")
 
-    monkeypatch.setattr(f"{type(mixer).__module__}.stepwise", refuse)
+    monkeypatch.setattr("patchbench.adapters.mixers.scans.stepwise", refuse)
     for name in mixer.hook_points:
         if name not in ("ssm_write", "ssm_state"):
             mixer.hook_points[name].register_forward_hook(lambda *_: None)

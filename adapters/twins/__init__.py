@@ -1,0 +1,74 @@
+"""Hook points inside the recurrent mixers of transformers' own models.
+
+Inside a stock mixer most values are no module's output, and several modules are never called (their
+weights are read directly), so that a hook there never fires. A twin stands in the mixer's place: it
+holds the same parameters under the same names, computes the same, and passes its inner values
+through the hook points that a `MixerLM` has.
+
+Use:
+
+    twins = instrument(model)      # {"backbone.layers.0.mixer": MambaTwin, …}; in place
+    restore(model)                 # the stock mixers again
+"""
+
+from torch import nn
+
+from patchbench.adapters.twins.base import Twin
+from patchbench.adapters.twins.gated_delta_net import GatedDeltaNetTwin
+from patchbench.adapters.twins.mamba import MambaTwin
+from patchbench.adapters.twins.mamba2 import Mamba2Twin
+
+# By the class of the mixer in transformers.
+TWINS: dict[str, type[Twin]] = {
+    **dict.fromkeys(("MambaMixer", "FalconMambaMixer", "JambaMambaMixer"), MambaTwin),
+    **dict.fromkeys(
+        (
+            "Mamba2Mixer",
+            "BambaMixer",
+            "Zamba2MambaMixer",
+            "FalconH1Mixer",
+            "GraniteMoeHybridMambaLayer",
+            "NemotronHMamba2Mixer",
+        ),
+        Mamba2Twin,
+    ),
+    **dict.fromkeys(
+        (
+            "Qwen3NextGatedDeltaNet",
+            "Qwen3_5GatedDeltaNet",
+            "Qwen3_5MoeGatedDeltaNet",
+            "OlmoHybridGatedDeltaNet",
+        ),
+        GatedDeltaNetTwin,
+    ),
+}
+
+
+def instrument(model: nn.Module) -> dict[str, Twin]:
+    """Put a twin in the place of every mixer that has one, and return them by path.
+
+    A mixer whose weights are quantised or not in memory keeps its place.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            twin = TWINS.get(type(child).__name__)
+            if twin is not None and type(child).__module__.startswith("transformers."):
+                if twin.possible(child):
+                    setattr(parent, name, twin(child))
+    return twins_of(model)
+
+
+def restore(model: nn.Module) -> None:
+    """Put the stock mixers back."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Twin):
+                setattr(parent, name, child.original)
+
+
+def twins_of(model: nn.Module) -> dict[str, Twin]:
+    """Return the twins that stand in a model, by path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, Twin)}
+
+
+__all__ = ["TWINS", "Twin", "instrument", "restore", "twins_of"]
