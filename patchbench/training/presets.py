@@ -137,11 +137,11 @@ _ATR_TINY: Mapping[str, _Line] = {
     "delta_net": (3e-3, 3300, True, _TO_THE_END),
 }
 _ATR_MINI: Mapping[str, _Line] = {
-    "attention": (1e-3, 10_000, True, _TO_THE_END),
-    "based": (3e-3, 10_000, True, _TO_THE_END),
-    "mamba": (3e-3, 7000, True, _TO_THE_END),
-    "mamba_noconv": (3e-3, 8000, True, _TO_THE_END),
-    "delta_net": (3e-3, 8000, True, _TO_THE_END),
+    "attention": (1e-3, 7000, True, _TO_THE_END),
+    "based": (3e-3, 7000, True, _TO_THE_END),
+    "mamba": (3e-3, 5000, True, _TO_THE_END),
+    "mamba_noconv": (3e-3, 5000, True, _TO_THE_END),
+    "delta_net": (3e-3, 5000, True, _TO_THE_END),
 }
 # The paper's own: Linears and embeddings N(0, 0.02), cosine, a fixed set of 100,032 sequences.
 _PAPER = {"lr": AUTO, "batch_size": 32, "warmup": 0.1, "schedule": "cosine", "data": "fixed"}
