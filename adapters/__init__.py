@@ -25,11 +25,13 @@ _LAZY = {
     "ModelInfo": "listing",
     "PRESETS": "presets",
     "hook_map_for": "hook_map",
+    "instrument": "twins",
     "list_models": "listing",
     "load_model": "loading",
     # `probe` names the module as well: the function is patchbench.adapters.probe.probe.
     "register_auto_classes": "model",
     "register_hook_map": "hook_map",
+    "restore": "twins",
 }
 
 __all__ = [
@@ -44,10 +46,12 @@ __all__ = [
     "MixerLMModel",
     "ModelInfo",
     "hook_map_for",
+    "instrument",
     "list_models",
     "load_model",
     "register_auto_classes",
     "register_hook_map",
+    "restore",
 ]
 
 if TYPE_CHECKING:
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
         register_auto_classes,
     )
     from patchbench.adapters.presets import PRESETS
+    from patchbench.adapters.twins import instrument, restore
 
 
 def __getattr__(name: str) -> Any:

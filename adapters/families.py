@@ -10,8 +10,10 @@ before the residual sum (gemma2, olmo2) do so afterwards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from patchbench.adapters.hook_map import HookMap, HookPoint, path_of
 from patchbench.common import UserError
@@ -27,38 +29,63 @@ class Family:
     Attributes:
         blocks: the list of blocks.
         embed: the token embedding.
-        mixer: the attention or state space module of a block.
+        mixer: the attention or state space module of a block; where kinds of blocks differ, their
+            names, of which a block has one.
         mlp: the feed-forward module; None where a block has none, or none with a (batch, time,
             features) input and an output without the residual.
         mixer_output: where the mixer's output is read, if the mixer itself adds the residual.
         mlp_output: likewise for the MLP.
+        heads: inside an attention module, the projection whose input is the heads' outputs side by
+            side.
+        qkv: inside an attention module, the projections that give q, k and v head by head; empty
+            where they are one.
         note: what the user should know.
     """
 
     blocks: str = "model.layers"
     embed: str = "model.embed_tokens"
-    mixer: str = "self_attn"
+    mixer: str | tuple[str, ...] = "self_attn"
     mlp: str | None = "mlp"
     mixer_output: str | None = None
     mlp_output: str | None = None
+    heads: str | None = "o_proj"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     note: str | None = None
 
 
-_GPT2 = Family(blocks="transformer.h", embed="transformer.wte", mixer="attn")
+_GPT2 = Family(
+    blocks="transformer.h", embed="transformer.wte", mixer="attn", heads="c_proj", qkv=()
+)
+_GPTJ = replace(_GPT2, heads="out_proj", qkv=Family.qkv)
 _LLAMA = Family()
-_MAMBA = Family(blocks="backbone.layers", embed="backbone.embeddings", mixer="mixer", mlp=None)
+_MAMBA = Family(
+    blocks="backbone.layers", embed="backbone.embeddings", mixer="mixer", mlp=None, heads=None
+)
+_HYBRID = Family(mixer=("mamba", "self_attn"), mlp="feed_forward")
+_DELTA_HYBRID = Family(mixer=("linear_attn", "self_attn"))
 
 FAMILIES: dict[str, Family] = {
     "gpt2": _GPT2,
-    "gpt_neo": _GPT2,
-    "gptj": _GPT2,
-    "codegen": _GPT2,
+    "gpt_neo": replace(
+        _GPT2,
+        heads="attention.out_proj",
+        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    ),
+    "gptj": _GPTJ,
+    "codegen": replace(_GPTJ, qkv=()),
     "gpt_bigcode": _GPT2,
-    "gpt_neox": Family(blocks="gpt_neox.layers", embed="gpt_neox.embed_in", mixer="attention"),
+    "gpt_neox": Family(
+        blocks="gpt_neox.layers",
+        embed="gpt_neox.embed_in",
+        mixer="attention",
+        heads="dense",
+        qkv=(),
+    ),
     "opt": Family(
         blocks="model.decoder.layers",
         embed="model.decoder.embed_tokens",
         mlp=None,
+        heads="out_proj",
         note="opt flattens batch and time before its MLP: it has no MLP components here",
     ),
     "bloom": Family(
@@ -67,6 +94,8 @@ FAMILIES: dict[str, Family] = {
         mixer="self_attention",
         mixer_output="self_attention.dense",
         mlp_output="mlp.dense_4h_to_h",
+        heads="dense",
+        qkv=(),
     ),
     "mpt": Family(
         blocks="transformer.blocks",
@@ -74,9 +103,15 @@ FAMILIES: dict[str, Family] = {
         mixer="attn",
         mlp="ffn",
         mlp_output="ffn.down_proj",
+        heads="out_proj",
+        qkv=(),
     ),
     "falcon": Family(
-        blocks="transformer.h", embed="transformer.word_embeddings", mixer="self_attention"
+        blocks="transformer.h",
+        embed="transformer.word_embeddings",
+        mixer="self_attention",
+        heads="dense",
+        qkv=(),
     ),
     **dict.fromkeys(
         (
@@ -89,8 +124,6 @@ FAMILIES: dict[str, Family] = {
             "gemma",
             "gemma2",
             "gemma3_text",
-            "phi",
-            "phi3",
             "olmo",
             "olmo2",
             "olmo3",
@@ -107,9 +140,33 @@ FAMILIES: dict[str, Family] = {
         ),
         _LLAMA,
     ),
+    "phi": Family(heads="dense"),
+    "phi3": Family(qkv=()),
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
     "falcon_mamba": _MAMBA,
+    "jamba": _HYBRID,
+    "bamba": _HYBRID,
+    "granitemoehybrid": replace(
+        _HYBRID,
+        mlp=None,
+        note="granitemoehybrid adds experts and a shared MLP: it has no MLP components here",
+    ),
+    "falcon_h1": replace(
+        _HYBRID,
+        note="in falcon_h1 attention stands beside the state space mixer of each block: the mixer "
+        "components are the latter's, block components show both",
+    ),
+    "zamba2": Family(
+        mixer=("mamba", "mamba_decoder.mamba"),
+        mlp=None,
+        note="in zamba2 a shared Transformer stands in front of the mixers of some blocks: it has "
+        "no components of its own here, block components show both",
+    ),
+    # Their attention gates its heads, out of one projection with q.
+    "qwen3_next": replace(_DELTA_HYBRID, qkv=()),
+    "qwen3_5_text": replace(_DELTA_HYBRID, qkv=()),
+    "olmo_hybrid": _DELTA_HYBRID,
 }
 
 
@@ -126,17 +183,21 @@ def map_family(model: PreTrainedModel, family: Family) -> HookMap:
             f"{type(model).__name__} has no module {family.blocks!r}",
             "a model with its language model head is needed: AutoModelForCausalLM loads it",
         ) from None
-    count = len(blocks)  # pyright: ignore[reportArgumentType]
+    assert isinstance(blocks, nn.ModuleList)
+    count = len(blocks)
     points: dict[tuple[int | None, str], HookPoint] = {(None, "embed"): embed_point(family.embed)}
-    for layer in range(count):
+    for layer, block in enumerate(blocks):
+        path = f"{family.blocks}.{layer}"
+        mixer = _mixer_of(block, family)
         points |= block_points(
-            f"{family.blocks}.{layer}",
+            path,
             layer,
-            mixer=family.mixer,
+            mixer=mixer,
             mlp=family.mlp,
             mixer_output=family.mixer_output,
             mlp_output=family.mlp_output,
         )
+        points |= _head_points(model, block, f"{path}.{mixer}", layer, family)
     return HookMap(
         model_type=str(model.config.model_type),
         origin="table",
@@ -146,6 +207,46 @@ def map_family(model: PreTrainedModel, family: Family) -> HookMap:
         head=path_of(model, model.get_output_embeddings()),
         notes=(family.note,) if family.note else (),
     )
+
+
+def _mixer_of(block: nn.Module, family: Family) -> str:
+    names = (family.mixer,) if isinstance(family.mixer, str) else family.mixer
+    return next((name for name in names if _part(block, name) is not None), names[0])
+
+
+def _part(module: nn.Module, path: str) -> nn.Module | None:
+    """Return a module below another; None where there is none of that name."""
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _head_points(
+    model: PreTrainedModel, block: nn.Module, mixer: str, layer: int, family: Family
+) -> dict[tuple[int | None, str], HookPoint]:
+    """Return the places inside an attention module whose features are heads side by side."""
+    name = mixer.rpartition(f".{layer}.")[2]
+    if family.heads is None or _part(block, f"{name}.{family.heads}") is None:
+        return {}  # a state space mixer
+    config = model.config.get_text_config()
+    query = int(config.num_attention_heads)
+    # Fewer keys and values than queries where queries share them (grouped-query attention).
+    shared = int(getattr(config, "num_key_value_heads", None) or query)
+    points = {
+        (layer, "head_output"): HookPoint(
+            component="head_output",
+            path=f"{mixer}.{family.heads}",
+            io="input",
+            layer=layer,
+            heads=query,
+        )
+    }
+    for component, path, heads in zip("qkv", family.qkv, (query, shared, shared), strict=False):
+        points[layer, component] = HookPoint(
+            component=component, path=f"{mixer}.{path}", io="output", layer=layer, heads=heads
+        )
+    return points
 
 
 def embed_point(path: str) -> HookPoint:

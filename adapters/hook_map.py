@@ -40,6 +40,7 @@ COMPONENTS = (
     "head_output",
     "conv_input",
     "conv_output",
+    "conv_state",
     "ssm_input",
     "dt",
     "B",
@@ -156,18 +157,23 @@ def register_hook_map(model_type: str) -> Callable[[HookMapBuilder], HookMapBuil
 def hook_map_for(model: PreTrainedModel) -> HookMap:
     """Return the map of `model`: registered by type, tabulated by family, or found by inspection.
 
+    The inner places are those of the twins that stand in it (see `patchbench.adapters.twins`).
+
     Raises:
         UserError: the model has no single list of repeated blocks.
     """
     from patchbench.adapters.families import FAMILIES, map_family
     from patchbench.adapters.inspection import map_by_inspection
+    from patchbench.adapters.twins import with_twins
 
     model_type = str(model.config.model_type)
     if model_type in HOOK_MAPS:
-        return HOOK_MAPS[model_type](model)
-    if model_type in FAMILIES:
-        return map_family(model, FAMILIES[model_type])
-    return map_by_inspection(model)
+        found = HOOK_MAPS[model_type](model)
+    elif model_type in FAMILIES:
+        found = map_family(model, FAMILIES[model_type])
+    else:
+        found = map_by_inspection(model)
+    return with_twins(found, model)
 
 
 def path_of(model: nn.Module, module: nn.Module | None) -> str | None:

@@ -26,6 +26,7 @@ from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer,
 from patchbench.adapters.float32_parts import float32_names, float32_parts
 from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.adapters.state_spaces import read_original
+from patchbench.adapters.twins import instrument
 from patchbench.common import UserError, near_names
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def load_model(
 
     Args:
         model: hub id, folder, `.gguf` file, or a `PreTrainedModel`, whose dtype, device and mode
-            stay as they are (engines score it in eval mode and put its own back).
+            stay as they are (engines score it in eval mode and put its own back). Twins take the
+            place of its recurrent mixers: `patchbench.adapters.restore(model)` undoes that.
         dtype: one of `DTYPES`, by name or as PyTorch's; "auto" takes what the checkpoint holds.
         device: one of `DEVICES`, "cuda:1", or PyTorch's; "auto" takes CUDA, then MPS, then the CPU.
         tokenizer: hub id, folder or object, where the model brings none or another is wanted.
@@ -140,6 +142,8 @@ def load_model(
             f"a {type(model).__name__} is no model",
             "give a hub id, a folder, a .gguf file or a transformers PreTrainedModel",
         )
+    if hook_map is None:  # a map of one's own names places of the stock modules
+        instrument(network)
     loaded = LoadedModel(
         model=network,
         tokenizer=words,

@@ -14,13 +14,12 @@ from torch import nn
 
 from patchbench.adapters.families import block_points, embed_point
 from patchbench.adapters.hook_map import HookMap, HookPoint, path_of
+from patchbench.adapters.mixers.base import Mixer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BLOCKS = "backbone.layers"
-# What an attention head reads, weighs and gives; other inner values are not split by head.
-_BY_HEAD = {"q", "k", "v", "head_output"}
 
 
 def map_mixer_lm(model: PreTrainedModel) -> HookMap:
@@ -35,13 +34,14 @@ def map_mixer_lm(model: PreTrainedModel) -> HookMap:
         has_mlp = isinstance(getattr(block, "mlp", None), nn.Module)
         points |= block_points(path, layer, mixer="mixer", mlp="mlp" if has_mlp else None)
         mixer = block.get_submodule("mixer")
+        assert isinstance(mixer, Mixer)
         for component in mixer.get_submodule("hook_points")._modules:
             points[layer, component] = HookPoint(
                 component=component,
                 path=f"{path}.mixer.hook_points.{component}",
                 io="output",
                 layer=layer,
-                heads=_heads(mixer, component),
+                heads=mixer.heads(component),
             )
     return HookMap(
         model_type="mixer_lm",
@@ -51,10 +51,3 @@ def map_mixer_lm(model: PreTrainedModel) -> HookMap:
         points=points,
         head=path_of(model, model.get_output_embeddings()),
     )
-
-
-def _heads(mixer: nn.Module, component: str) -> int | None:
-    if component not in _BY_HEAD:
-        return None
-    grouped = component in ("k", "v") and getattr(mixer, "num_kv_heads", None) is not None
-    return getattr(mixer, "num_kv_heads" if grouped else "num_heads", None)

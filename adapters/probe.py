@@ -13,7 +13,6 @@ Use:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from patchbench.adapters.hook_map import HookMap, HookPoint
 from patchbench.adapters.hooking import Function, attach
-from patchbench.adapters.running import explained, in_own_precision
+from patchbench.adapters.running import explained, in_own_precision, without_cache
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -253,13 +252,12 @@ def _logits(
 ) -> Tensor:
     """Return fp32 logits, (batch, time, vocabulary), with a function hooked to each place."""
     model: Any = loaded.model
-    takes_cache = "use_cache" in inspect.signature(model.forward).parameters
     with ExitStack() as stack:
         for point, function in hooks:
             module = loaded.hook_map.module(model, point)
             stack.callback(attach(module, point.io, function).remove)
         stack.enter_context(explained(loaded.name, tokens))
-        output = model(input_ids=tokens, **({"use_cache": False} if takes_cache else {}))
+        output = model(input_ids=tokens, **without_cache(model))
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:2] != tokens.shape:
         raise UserError(

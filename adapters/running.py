@@ -3,11 +3,13 @@
 Use:
 
     with torch.no_grad(), in_own_precision(model), explained("gpt2", tokens):
-        output = model(input_ids=tokens)
+        output = model(input_ids=tokens, **without_cache(model))
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,14 @@ def explained(name: str, tokens: Tensor) -> Iterator[None]:
             f"({type(error).__name__}: {reason})",
             "try it by itself: model(input_ids=torch.zeros(1, 4, dtype=int))",
         ) from error
+
+
+def without_cache(model: nn.Module) -> dict[str, Any]:
+    """Return the arguments with which a model keeps no cache: what is continued shows no patch."""
+    accepts = inspect.signature(model.forward).parameters
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in accepts.values())
+    knows = hasattr(getattr(model, "config", None), "use_cache")
+    return {"use_cache": False} if "use_cache" in accepts or (passes_on and knows) else {}
 
 
 @contextmanager

@@ -64,9 +64,17 @@ def evaluate(
         UserError: something asked for does not exist or does not fit.
         ControlError: a hard control is off (see `patchbench.controls`).
     """
+    from transformers import PreTrainedModel
+
     from patchbench import attribution
+    from patchbench.adapters import load_model
+    from patchbench.adapters.twins import put_back
 
     config = EvaluateConfig.of(settings)
+    if isinstance(model, PreTrainedModel):
+        with put_back(model):
+            further: dict[str, Any] = {"progress": progress, "command": command, **settings}
+            return evaluate(load_model(model), task, partial=partial, **further)
     started = time.perf_counter()
     prepared = prepare(model, task, config)
     loaded, inputs, plan = prepared.loaded, prepared.inputs, prepared.plan

@@ -85,7 +85,15 @@ def plan(model: "str | PreTrainedModel | LoadedModel", task: "str | Task", **set
     Raises:
         UserError: something asked for does not exist or does not fit.
     """
+    from transformers import PreTrainedModel
+
+    from patchbench.adapters import load_model
+    from patchbench.adapters.twins import put_back
+
     config = EvaluateConfig.of(settings)
+    if isinstance(model, PreTrainedModel):
+        with put_back(model):
+            return plan(load_model(model), task, **settings)
     started = time.perf_counter()
     prepared = prepare(model, task, config)
     preparing = time.perf_counter() - started

@@ -23,6 +23,19 @@ _MOE: dict[str, Any] = {
     "shared_expert_intermediate_size": 24,
 }
 _SSM: dict[str, Any] = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1}
+_HEADED: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+_DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": 64},
@@ -62,17 +75,42 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "mamba2": _SSM,
     "falcon_mamba": {"state_size": 8},
-    # In no table of ours:
-    "nemotron": _LLAMA,
-    "biogpt": {"intermediate_size": 48},
     "jamba": {
         **_LLAMA,
-        "use_mamba_kernels": False,
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
         "num_experts": 1,
         "mamba_d_state": 8,
     },
+    "bamba": {**_LLAMA, **_HEADED, "attn_layer_indices": [1]},
+    "zamba2": {
+        **_HEADED,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "intermediate_size": 48,
+        "n_mamba_heads": 4,
+        "mamba_headdim": 16,
+        "mamba_ngroups": 1,
+        "num_mem_blocks": 1,
+        "hybrid_layer_ids": [1],
+        "layers_block_type": ["mamba", "hybrid"],
+    },
+    "falcon_h1": {**_LLAMA_HEADS, **_HEADED, "mamba_d_ssm": 64},
+    "granitemoehybrid": {
+        **_LLAMA,
+        **_HEADED,
+        "shared_intermediate_size": 48,
+        "num_local_experts": 0,
+        "layer_types": ["mamba", "attention"],
+    },
+    "qwen3_next": {**_LLAMA_HEADS, **_DELTA, "num_experts": 0},
+    "qwen3_5_text": {**_LLAMA_HEADS, **_DELTA},
+    "olmo_hybrid": {**_LLAMA, **_DELTA, "linear_num_key_heads": 4},
+    # In no table of ours:
+    "nemotron": _LLAMA,
+    "biogpt": {"intermediate_size": 48},
+    "recurrent_gemma": {**_LLAMA_HEADS, "block_types": ["recurrent", "attention"]},
+    "rwkv": {"attention_hidden_size": 32, "intermediate_size": 48},
 }
 
 FAMILIES = tuple(_SETTINGS)

@@ -109,6 +109,12 @@ class Attention(Mixer):
         y = y.transpose(1, 2).reshape(b, t, h * e)
         return self.out_proj(self.hook_points["head_output"](y)), new_state
 
+    def heads(self, component: str) -> int | None:
+        """Return the heads of queries and results, and the fewer ones of keys and values."""
+        if component in ("q", "head_output"):
+            return self.num_heads
+        return self.num_kv_heads if component in ("k", "v") else None
+
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return no keys and no values."""
         empty = torch.zeros(batch, self.num_kv_heads, 0, self.head_dim, device=device, dtype=dtype)

@@ -108,6 +108,10 @@ class Mixer(nn.Module):
         """
         raise TypeError(f"{type(self).__name__} defines no initial_state")
 
+    def heads(self, component: str) -> int | None:
+        """Return in how many equal slices a component's features belong to one head each."""
+        return None
+
     def init_weights(self, config: MixerLMConfig) -> None:
         """Draw the initial weights that differ from the model's common rule.
 

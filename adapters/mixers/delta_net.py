@@ -134,6 +134,10 @@ class DeltaNet(Mixer):
             new_state["ssm_state"] = last
         return o, new_state if return_state else None
 
+    def heads(self, component: str) -> int | None:
+        """Return the number of heads of what is laid out head by head."""
+        return None if component.startswith("conv") else self.num_heads
+
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return the state before the first token; see `Mixer.initial_state`."""
         shape = (batch, self.num_heads, self.head_dim, self.head_dim)

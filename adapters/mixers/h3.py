@@ -129,6 +129,10 @@ class H3(Mixer):
         y = self.out_proj(points["head_output"](y))
         return y, new_state if return_state else None
 
+    def heads(self, component: str) -> int | None:
+        """Return the number of heads of what is laid out head by head."""
+        return self.num_heads if component in ("q", "k", "v", "head_output") else None
+
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return no keys before the shift and zero states."""
         h, e, n = self.num_heads, self.head_dim, self.A_imag.shape[1]
@@ -195,5 +199,8 @@ class H3(Mixer):
             real = u[:, step, ..., None, None].expand(b, h, e, e, n, 1)
             return F.pad(real, (0, 1))  # the imaginary part is 0
 
-        states = stepwise(keep, write, first, t, self.hook_points)
+        hooks = self.hook_points
+        states = stepwise(
+            keep, write, first, t, state_hook=hooks["ssm_state"], write_hook=hooks["ssm_write"]
+        )
         return torch.view_as_complex(states.contiguous())

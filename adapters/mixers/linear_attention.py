@@ -122,6 +122,10 @@ class LinearAttention(Mixer):
         y = y.transpose(1, 2).reshape(b, t, -1).to(x.dtype)
         return self.out_proj(self.hook_points["head_output"](y)), new_state
 
+    def heads(self, component: str) -> int | None:
+        """Return the number of heads: everything here is laid out head by head."""
+        return self.num_heads
+
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return empty sums."""
         shape = (batch, self.num_heads, self.num_features, self.head_dim + 1)
@@ -178,7 +182,8 @@ class LinearAttention(Mixer):
             lambda step, state: features[:, :, step, :, None] * v1[:, :, step, None, :],
             start,
             t,
-            self.hook_points,
+            state_hook=self.hook_points["ssm_state"],
+            write_hook=self.hook_points["ssm_write"],
         )
 
     def _similarity(self, q: Tensor, k: Tensor) -> Tensor:

@@ -84,6 +84,13 @@ class Mamba2Options(ConvOptions):
         return self.head_dim or min(64, inner)
 
 
+def heads_of(component: str, heads: int, groups: int) -> int | None:
+    """Return in how many slices a component of Mamba-2 falls: by head, by group, or whole."""
+    if component in ("ssm_input", "dt", "ssm_write", "ssm_state", "ssm_output", "gate"):
+        return heads
+    return groups if component in ("B", "C") else None
+
+
 class GatedRMSNorm(nn.Module):
     """RMSNorm of y · SiLU(gate), group by group, computed in fp32."""
 
@@ -171,6 +178,10 @@ class Mamba2(Mixer):
         if last is not None:
             new_state["ssm_state"] = last
         return self.out_proj(self.norm(y, gate)), new_state if return_state else None
+
+    def heads(self, component: str) -> int | None:
+        """Return the number of heads of what is laid out head by head; groups for B and C."""
+        return heads_of(component, self.num_heads, self.groups)
 
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
         """Return the state before the first token; see `Mixer.initial_state`."""

@@ -7,12 +7,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
 from patchbench.adapters import ops
-from patchbench.adapters.hook_points import HookPoints
+from patchbench.adapters.hook_points import Hook, HookPoints
 from patchbench.adapters.mixers.base import MixerOptions, MixerState
+from patchbench.adapters.mixers.stepwise import stepwise
 from patchbench.common import UserError
 
 # Steps of a fresh model are log-uniform in this range (arXiv 2312.00752, section 3.6).
@@ -44,8 +46,9 @@ def check_positive(mixer: str, **values: int | None) -> None:
 
 
 def conv_points(width: int) -> tuple[str, ...]:
-    """Return the hook points that a convolution of this width has: none if there is none."""
-    return ("conv_input", "conv_output") if width else ()
+    """Return the hook points of a convolution of this width: one of width 1 has no state."""
+    names = ("conv_input", "conv_output", "conv_state")
+    return names[: min(width + 1, 3)] if width else ()
 
 
 def depthwise_conv(channels: int, width: int, *, bias: bool) -> nn.Conv1d | None:
@@ -69,14 +72,33 @@ def run_conv(
     """
     if conv is None:
         return x, {}
-    y, last = ops.short_conv(
-        hook_points["conv_input"](x),
-        conv.weight.squeeze(1),
-        conv.bias,
-        initial_state=None if state is None else state["conv_state"],
-        return_state=return_state,
-    )
+    x, weight = hook_points["conv_input"](x), conv.weight.squeeze(1)
+    start = None if state is None else state["conv_state"]
+    if "conv_state" in hook_points and hook_points["conv_state"].active:
+        y, last = _conv_by_steps(x, weight, conv.bias, start, hook_points["conv_state"])
+    else:
+        y, last = ops.short_conv(
+            x, weight, conv.bias, initial_state=start, return_state=return_state
+        )
     return hook_points["conv_output"](y), {} if last is None else {"conv_state": last}
+
+
+def _conv_by_steps(
+    x: Tensor, weight: Tensor, bias: Tensor | None, start: Tensor | None, hook: Hook
+) -> tuple[Tensor, Tensor]:
+    """Convolve `x` (b, t, d) from windows that a hook may replace; see `run_conv`."""
+    past = weight.shape[1] - 1
+    start = x.new_zeros(len(x), past, x.shape[-1]) if start is None else start.to(x.dtype)
+    states = stepwise(
+        keep=lambda t, window: F.pad(window[:, 1:], (0, 0, 0, 1)),
+        write=lambda t, kept: F.pad(x[:, t, None], (0, 0, past - 1, 0)),
+        start=start,
+        length=x.shape[1],
+        state_hook=hook,
+    )  # b t w-1 d
+    before = torch.cat([start[:, None], states[:, :-1]], 1)  # b t w-1 d
+    y = torch.einsum("btwd,dw->btd", before, weight[:, :-1]) + x * weight[:, -1]  # b t d
+    return y if bias is None else y + bias, states[:, -1]
 
 
 def empty_conv_state(

@@ -52,7 +52,8 @@ def scan_channels(
         write=lambda t, kept: dtu[:, t, :, None] * B[:, t, None, :],
         start=full.new_zeros(len(u), *A.shape) if start is None else start,
         length=u.shape[1],
-        hook_points=hook_points,
+        state_hook=hook_points["ssm_state"],
+        write_hook=hook_points["ssm_write"],
     )  # b t d n
     y = (states @ C.unsqueeze(-1)).squeeze(-1) + D * full  # b t d
     return y.to(u.dtype), states[:, -1] if return_state else None
@@ -91,7 +92,8 @@ def scan_heads(
         write=lambda t, kept: dtx[:, t, :, :, None] * B[:, t, :, None, :],
         start=full.new_zeros(shape) if start is None else start,
         length=x.shape[1],
-        hook_points=hook_points,
+        state_hook=hook_points["ssm_state"],
+        write_hook=hook_points["ssm_write"],
     )  # b t h p n
     y = (states @ C.unsqueeze(-1)).squeeze(-1) + D[:, None] * full  # b t h p
     return y.to(x.dtype), states[:, -1] if return_state else None
@@ -132,7 +134,14 @@ def delta_memory(
 
     if start is None:
         start = wide.new_zeros(len(v), *k.shape[2:], v.shape[-1])
-    memories = stepwise(keep, write, start, v.shape[1], hook_points)  # b t h k v
+    memories = stepwise(
+        keep,
+        write,
+        start,
+        v.shape[1],
+        state_hook=hook_points["ssm_state"],
+        write_hook=hook_points["ssm_write"],
+    )  # b t h k v
     o = (q.unsqueeze(-2) @ memories).squeeze(-2)  # b t h v
     return o.to(v.dtype), memories[:, -1] if return_state else None
 

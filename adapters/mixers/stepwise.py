@@ -1,12 +1,12 @@
 """A recurrence one step at a time, whose writes and states a hook can read and replace.
 
-The fast ops never hold a state for every position. When something looks at `ssm_write` or
-`ssm_state`, a mixer runs its recurrence here instead. A replaced write or state takes effect from
-its own position on: every later write and state follows from it.
+The fast ops never hold a state for every position. When something looks at `ssm_write`,
+`ssm_state` or `conv_state`, a mixer runs its recurrence here instead. A replaced write or state
+takes effect from its own position on: every later write and state follows from it.
 
 Use:
 
-    states = stepwise(keep, write, start, length, hook_points)      # (b, t, *state)
+    states = stepwise(keep, write, start, length, state_hook=hook)      # (b, t, *state)
 
 Glossary: b batch, t time; a state is (b, *state).
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from patchbench.adapters.hook_points import Hook, HookPoints
+from patchbench.adapters.hook_points import Hook
 
 Replacement = tuple[Tensor, Tensor, Tensor | None]
 """At which (b, t) a hook returned something else, what (b, t, *state), and by how much it differs
@@ -28,12 +28,14 @@ def stepwise(
     write: Callable[[int, Tensor], Tensor],
     start: Tensor,
     length: int,
-    hook_points: HookPoints,
+    *,
+    state_hook: Hook,
+    write_hook: Hook | None = None,
 ) -> Tensor:
     """Run state ← keep(state) + write, and show writes and states to their hooks.
 
-    The hook of `ssm_write` sees all writes of the unpatched recurrence as (b, t, features), the
-    hook of `ssm_state` all states after patched writes. Positions where a hook returns what it
+    The hook of the writes sees all writes of the unpatched recurrence as (b, t, features), the
+    hook of the states all states after patched writes. Positions where a hook returns what it
     was given are computed as usual; elsewhere the recurrence goes on from the returned value.
     Terms that a hook adds can be differentiated by, be they 0.
 
@@ -42,16 +44,17 @@ def stepwise(
         write: (step, what is left) → the increment.
         start: the state before the first step (b, *state).
         length: number of steps.
-        hook_points: has the hooks "ssm_write" and "ssm_state".
+        state_hook: shown the states.
+        write_hook: shown the writes.
 
     Returns:
         The states after every step (b, t, *state).
     """
     states, writes = _run(keep, write, start, length, None, None)
-    new_writes = _show(hook_points["ssm_write"], writes)
+    new_writes = None if write_hook is None else _show(write_hook, writes)
     if new_writes is not None:
         states, _ = _run(keep, write, start, length, new_writes, None)
-    new_states = _show(hook_points["ssm_state"], states)
+    new_states = _show(state_hook, states)
     if new_states is not None:
         states, _ = _run(keep, write, start, length, new_writes, new_states)
     return states

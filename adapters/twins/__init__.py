@@ -8,11 +8,17 @@ through the hook points that a `MixerLM` has.
 Use:
 
     twins = instrument(model)      # {"backbone.layers.0.mixer": MambaTwin, …}; in place
+    hook_map_for(model)            # now with the inner places
     restore(model)                 # the stock mixers again
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 from torch import nn
 
+from patchbench.adapters.hook_map import HookMap, HookPoint
 from patchbench.adapters.twins.base import Twin
 from patchbench.adapters.twins.gated_delta_net import GatedDeltaNetTwin
 from patchbench.adapters.twins.mamba import MambaTwin
@@ -52,9 +58,9 @@ def instrument(model: nn.Module) -> dict[str, Twin]:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             twin = TWINS.get(type(child).__name__)
-            if twin is not None and type(child).__module__.startswith("transformers."):
-                if twin.possible(child):
-                    setattr(parent, name, twin(child))
+            stock = type(child).__module__.startswith("transformers.")
+            if twin is not None and stock and twin.possible(child):
+                setattr(parent, name, twin(child))
     return twins_of(model)
 
 
@@ -71,4 +77,33 @@ def twins_of(model: nn.Module) -> dict[str, Twin]:
     return {path: module for path, module in model.named_modules() if isinstance(module, Twin)}
 
 
-__all__ = ["TWINS", "Twin", "instrument", "restore", "twins_of"]
+@contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """Put the stock mixers back at the end, unless twins stood in their places before."""
+    before = twins_of(model)
+    try:
+        yield
+    finally:
+        if not before:
+            restore(model)
+
+
+def with_twins(hook_map: HookMap, model: nn.Module) -> HookMap:
+    """Return the map with the hook points of the twins that stand in the blocks."""
+    points = dict(hook_map.points)
+    for path, twin in twins_of(model).items():
+        layer = path.removeprefix(f"{hook_map.blocks}.").partition(".")[0]
+        if not path.startswith(f"{hook_map.blocks}.") or not layer.isdecimal():
+            continue
+        for component in twin.points:
+            points[int(layer), component] = HookPoint(
+                component=component,
+                path=f"{path}.hook_points.{component}",
+                io="output",
+                layer=int(layer),
+                heads=twin.heads(component),
+            )
+    return replace(hook_map, points=points)
+
+
+__all__ = ["TWINS", "Twin", "instrument", "put_back", "restore", "twins_of", "with_twins"]

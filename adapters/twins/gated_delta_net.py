@@ -22,7 +22,7 @@ class GatedDeltaNetTwin(Twin):
     """
 
     points = (
-        *("conv_input", "conv_output", "q", "k", "v"),
+        *("conv_input", "conv_output", "conv_state", "q", "k", "v"),
         *("beta", "dt", "ssm_write", "ssm_state", "ssm_output", "gate"),
     )
 

@@ -16,7 +16,7 @@ class MambaTwin(Twin):
     """Hook points as `patchbench.adapters.mixers.mamba.Mamba` has them."""
 
     points = (
-        *("conv_input", "conv_output", "ssm_input", "dt", "B", "C"),
+        *("conv_input", "conv_output", "conv_state", "ssm_input", "dt", "B", "C"),
         *("ssm_write", "ssm_state", "ssm_output", "gate"),
     )
 

@@ -1,13 +1,14 @@
-"""The twin of Mamba-2's mixer, as Mamba2, Bamba, Zamba2, FalconH1, Granite and Nemotron-H have it.
+"""The twin of Mamba-2's mixer, which many hybrids have as well.
 
-Glossary: b batch, t time, m model width, d inner width, h heads, p head width (h · p = d), g groups,
-n state size.
+Glossary: b batch, t time, m model width, d inner width, h heads, p head width (h · p = d),
+g groups, n state size.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchbench.adapters.mixers.mamba2 import heads_of
 from patchbench.adapters.mixers.recurrent import run_conv
 from patchbench.adapters.mixers.scans import scan_heads
 from patchbench.adapters.twins.base import Twin, masked
@@ -17,7 +18,7 @@ class Mamba2Twin(Twin):
     """Hook points as `patchbench.adapters.mixers.mamba2.Mamba2` has them."""
 
     points = (
-        *("conv_input", "conv_output", "ssm_input", "dt", "B", "C"),
+        *("conv_input", "conv_output", "conv_state", "ssm_input", "dt", "B", "C"),
         *("ssm_write", "ssm_state", "ssm_output", "gate"),
     )
 
@@ -51,14 +52,10 @@ class Mamba2Twin(Twin):
             chunk_size=self.chunk_size,
         )
         y = hooks["ssm_output"](y.flatten(2))  # b t d
-        if getattr(stock, "mamba_rms_norm", True):
-            y = self.norm(y, gate)
-        else:  # FalconH1 leaves the norm out
-            y = y * F.silu(gate)
+        normed = getattr(stock, "mamba_rms_norm", True)  # FalconH1 may leave the norm out
+        y = self.norm(y, gate) if normed else y * F.silu(gate)
         return self.out_proj(y.to(x.dtype))
 
     def heads(self, component: str) -> int | None:
         """Return the number of heads of what is laid out head by head; groups for B and C."""
-        if component in ("ssm_input", "dt", "ssm_write", "ssm_state", "ssm_output", "gate"):
-            return self.num_heads
-        return self.n_groups if component in ("B", "C") else None
+        return heads_of(component, self.num_heads, self.n_groups)

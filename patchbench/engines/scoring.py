@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from patchbench.adapters.running import in_own_precision
+from patchbench.adapters.running import in_own_precision, without_cache
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
 
@@ -62,11 +62,9 @@ class ReadOut:
         self._positions, self._length = positions, length
         self._kept, self._columns = positions.unique(return_inverse=True)
         accepts = inspect.signature(model.forward).parameters
-        self.arguments: dict[str, Any] = {}
+        self.arguments = without_cache(model)
         if "logits_to_keep" in accepts:
             self.arguments["logits_to_keep"] = self._kept
-        if "use_cache" in accepts:
-            self.arguments["use_cache"] = False
 
     def logits(self, output: Any) -> Tensor:
         """Return (B, vocabulary) logits of the model's output."""

@@ -62,14 +62,18 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 def convolve(eye: Eye, x: np.ndarray, weight: np.ndarray | None, bias: Any = 0.0) -> np.ndarray:
-    """The causal convolution, channel by channel, past its two hook points; weight (d, 1, w)."""
+    """The causal convolution, channel by channel, past its hook points; weight (d, 1, w)."""
     if weight is None:
         return x
     x = eye.see("conv_input", x)
     y = np.zeros_like(x)
-    for row, channel in np.ndindex(x.shape[0], x.shape[2]):
-        taps = weight[channel, 0, ::-1]
-        y[row, :, channel] = np.convolve(x[row, :, channel], taps)[: x.shape[1]]
+    past = np.zeros((x.shape[0], weight.shape[2] - 1, x.shape[2]))
+    for t in range(x.shape[1]):
+        window = np.concatenate([past, x[:, t, None]], 1)  # b w d
+        y[:, t] = np.einsum("bwd,dw->bd", window, weight[:, 0])
+        past = window[:, 1:]
+        if past.shape[1]:
+            past = eye.step("conv_state", t, past)
     return eye.see("conv_output", y + bias)
 
 

@@ -24,7 +24,8 @@ def run(**replace: dict[int, float]) -> list[float]:
         write=lambda t, kept: 1 + kept / 2,
         start=torch.full((1, 1), 4.0),
         length=4,
-        hook_points=points,
+        state_hook=points["ssm_state"],
+        write_hook=points["ssm_write"],
     )
     assert states.shape == (1, 4, 1)
     return states.flatten().tolist()
@@ -68,7 +69,8 @@ def test_zeros_that_a_hook_adds_can_be_differentiated_by(name: str) -> None:
         write=lambda t, kept: 1 + kept / 2,
         start=torch.full((1, 1), 4.0),
         length=4,
-        hook_points=points,
+        state_hook=points["ssm_state"],
+        write_hook=points["ssm_write"],
     )
     assert states.flatten().tolist() == [4, 4, 4, 4]
     (slopes,) = torch.autograd.grad(states[0, 3, 0], zeros)

@@ -9,6 +9,7 @@ from nnsight import NNsight
 from transformers.models.mamba2 import modeling_mamba2
 
 import patchbench as pb
+from patchbench.adapters import restore
 from patchbench.adapters.hook_map import HookPoint
 from patchbench.common import UserError
 from patchbench.effects import METRICS
@@ -30,7 +31,8 @@ def plan(*sites: str) -> list[Intervention]:
 
 
 def with_source(loaded, component, source, *, layer=0, module="mixer"):
-    """Return the model with one more place, inside the forward of a module of a block."""
+    """Return the model with one more place, inside the forward of a stock module of a block."""
+    restore(loaded.model)
     point = HookPoint(
         component=component,
         path=f"{loaded.hook_map.blocks}.{layer}.{module}",
@@ -39,6 +41,7 @@ def with_source(loaded, component, source, *, layer=0, module="mixer"):
         source=source,
     )
     points = {**loaded.hook_map.points, (layer, component): point}
+    points = {at: p for at, p in points.items() if ".hook_points." not in p.path}
     return replace(loaded, hook_map=replace(loaded.hook_map, points=points))
 
 
