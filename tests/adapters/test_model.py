@@ -10,7 +10,7 @@ from patchbench.common import UserError
 from tests.adapters.lively import EVERY_PRESET, VOCAB, lively, tokens
 
 every_preset = pytest.mark.parametrize("name", EVERY_PRESET)
-LAZY = {"attn_weights", "ssm_write", "ssm_state"}
+LAZY = {"conv_state", "attn_weights", "ssm_write", "ssm_state"}
 
 
 @every_preset
