@@ -233,7 +233,7 @@ def _head_points(
     query = int(config.num_attention_heads)
     # Fewer keys and values than queries where queries share them (grouped-query attention).
     shared = int(getattr(config, "num_key_value_heads", None) or query)
-    points = {
+    points: dict[tuple[int | None, str], HookPoint] = {
         (layer, "head_output"): HookPoint(
             component="head_output",
             path=f"{mixer}.{family.heads}",

@@ -28,7 +28,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from patchbench.common import UserError, atomic_write
+from patchbench.common import ControlError, UserError, atomic_write
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable
 from patchbench.effects import ROW_SCHEMA
@@ -155,8 +155,9 @@ def partial_folder(
             _clear(path)  # nothing that is worth going on with
         try:
             yield Partial(path)
-        except BaseException:
-            if not _parts(path):
+        except BaseException as error:
+            # Parts whose controls are off are not worth going on with.
+            if isinstance(error, ControlError) or not _parts(path):
                 shutil.rmtree(path, ignore_errors=True)
             raise
         shutil.rmtree(path, ignore_errors=True)

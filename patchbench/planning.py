@@ -162,7 +162,7 @@ def _whole(batch: Batch, blocks: int, *, patched: bool = False) -> Forward:
 def _one_by_one(plan: Sequence[Intervention], batch: Batch, blocks: int) -> list[Forward]:
     """Return the forwards of the plain engines, whose cache is taken to be large enough."""
     pending = [item for item in plan if batch.usable(item).any()]
-    runs = {"clean", *(run for item in pending for run in (item.base_run, item.source_run))}
+    runs = {"clean"}.union(*((i.base_run, i.source_run, i.donor_run) for i in pending))
     unpatched = [_whole(batch, blocks)] * len(runs)
     return unpatched + [_whole(batch, blocks, patched=True)] * len(pending)
 

@@ -73,12 +73,12 @@ def prepare(
         shots=config.shots,
         seed=config.seed,
     )
-    batches = [
-        soft_controls.prepare(
+    batches = soft_controls.prepare(
+        [
             controls.with_partner(with_windows(batch) if config.positions == (ALL,) else batch)
-        )
-        for batch in make_batches(inputs.dataset, config.batch_size, config.corruptions)
-    ]
+            for batch in make_batches(inputs.dataset, config.batch_size, config.corruptions)
+        ]
+    )
     patches, grid = _patches(loaded.hook_map, inputs.dataset, batches, config)
     touched = [site for patch in patches for part in patch for site in part]
     _check_positions(batches, {site.position for site in touched})

@@ -11,7 +11,7 @@ right content at the right place is a fact about the model, and no verdict is gi
 
 Use:
 
-    batch = prepare(batch)                       # adds the positions and the shuffled runs
+    batches = prepare(batches)                   # adds the positions and the shuffled runs
     plan += interventions(hook_map, corruption="key", direction="denoise")
     effects(rows, "key", "denoise", seed=0, resamples=2000)
 """
@@ -70,16 +70,34 @@ def from_another(intervention: Intervention) -> Intervention:
     return replace(intervention, source="shuffled", source_sites=donors)
 
 
-def prepare(batch: "Batch") -> "Batch":
-    """Return the batch with what the interventions need.
+def prepare(batches: Sequence["Batch"]) -> list["Batch"]:
+    """Return the batches with what the interventions need, however the examples are batched.
 
-    The other example is the one before in the batch; a batch of one has none.
+    The other example is the one before among those of equal length; one alone has none.
     """
-    rows = np.roll(np.arange(len(batch)), 1)
+    prepared = {}
+    for length in {batch.length for batch in batches}:
+        equal = [number for number, batch in enumerate(batches) if batch.length == length]
+        for number, before in zip(equal, [equal[-1], *equal[:-1]], strict=True):
+            alone = sum(len(batches[other]) for other in equal) == 1
+            prepared[number] = _with_places(batches[number], batches[before], alone=alone)
+    return [prepared[number] for number in range(len(batches))]
+
+
+def _with_places(batch: "Batch", before: "Batch", *, alone: bool) -> "Batch":
+    """Return a batch with its places; the first example's other one is the last of `before`."""
+
+    def of_other(mine: np.ndarray, earlier: np.ndarray) -> np.ndarray:
+        return np.concatenate([earlier[-1:], mine[:-1]])
+
     positions = dict(batch.positions)
     for role, index in batch.positions.items():
-        positions[_SHUFFLED.format(role)] = index[rows] if len(rows) > 1 else np.full(1, -1)
-    runs = {shuffled(run): batch.tokens(run)[rows] for run in (CLEAN, *batch.corrupted)}
+        others = of_other(index, before.positions[role])
+        positions[_SHUFFLED.format(role)] = np.full(1, -1) if alone else others
+    runs = {
+        shuffled(run): of_other(batch.tokens(run), before.tokens(run))
+        for run in (CLEAN, *batch.corrupted)
+    }
     same = np.all([tokens == batch.clean for tokens in batch.corrupted.values()], axis=0)
     # What may be drawn: behind the first token, before the query, the same in all runs, no role.
     free = same & (np.arange(batch.length) < positions["query"][:, None])
@@ -89,14 +107,17 @@ def prepare(batch: "Batch") -> "Batch":
         free[has, role[has]] = False
     among = (batch.clean[:, :, None] == batch.candidates[:, None]).any(-1)
     others = free & among & (batch.clean != batch.answer[:, None])
-    rng = np.random.default_rng(batch.index.tolist())
-    positions[OTHER], positions[RANDOM] = _draw(others, rng), _draw(free, rng)
+    # Each example's own draw: what an example gets depends on nothing else.
+    scores = np.stack(
+        [np.random.default_rng(row).random(batch.length) for row in batch.index.tolist()]
+    )
+    positions[OTHER], positions[RANDOM] = _draw(others, scores), _draw(free, scores)
     return replace(batch, positions=positions, corrupted={**batch.corrupted, **runs})
 
 
-def _draw(allowed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a random allowed position of each row, −1 without one."""
-    scores = np.where(allowed, rng.random(allowed.shape), -1.0)
+def _draw(allowed: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the allowed position of each row with the highest score, −1 without one."""
+    scores = np.where(allowed, scores, -1.0)
     return np.where(allowed.any(axis=1), scores.argmax(axis=1), -1)
 
 

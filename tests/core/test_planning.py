@@ -38,8 +38,8 @@ def test_tokens_and_bytes():
     model, task = pb.load_model(tiny("gpt2")), pb.load_task("ar", **TASK)
     forecast = pb.plan(model, task, n=4, engine="pyvene", layers=[1], positions=["value"])
     length = task.dataset("test", 1)[0]["roles"]["answer"] + 1
-    # Two unpatched runs, three controls and the site.
-    assert (forecast.forwards, forecast.tokens) == (6, 6 * 4 * length)
+    # The two runs and one shuffled, three hard and four soft controls, and the site.
+    assert (forecast.forwards, forecast.tokens) == (11, 11 * 4 * length)
     assert forecast.weights_bytes == sum(t.nbytes for t in model.model.state_dict().values())
     assert forecast.peak_bytes > forecast.weights_bytes + forecast.cache_bytes > 0
     assert forecast.seconds > 0

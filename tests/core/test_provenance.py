@@ -26,8 +26,10 @@ def test_what_was_run_is_on_record(task):
     found = collect(task, command="patchbench evaluate", notes=["mind this"], template="bare")
     assert found["patchbench"] == pb.__version__
     assert set(PACKAGES) == set(found["packages"])
+    assert {"block_input", "mixer_output"} <= set(found["model"].pop("components"))
     assert found["model"] | {"name": ""} == {
         "name": "",
+        "num_layers": 2,
         "type": "mamba",
         "hook_map": "table",
         "num_parameters": sum(p.numel() for p in tiny("mamba", vocab=26).parameters()),

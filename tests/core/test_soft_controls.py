@@ -23,7 +23,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def batch(task):
-    return soft_controls.prepare(make_batches(task.dataset("test", 24), 24, ["key", "value"])[0])
+    return soft_controls.prepare(make_batches(task.dataset("test", 24), 24, ["key", "value"]))[0]
 
 
 def test_the_other_value_is_a_value_of_another_pair(batch):
@@ -46,13 +46,13 @@ def test_the_random_token_has_no_role_and_is_never_corrupted(batch):
 
 
 def test_the_same_examples_get_the_same_places(task, batch):
-    again = soft_controls.prepare(make_batches(task.dataset("test", 24), 24, ["key", "value"])[0])
+    again = soft_controls.prepare(make_batches(task.dataset("test", 24), 24, ["key", "value"]))[0]
     for name in ("other_value", "random"):
         assert (again.positions[name] == batch.positions[name]).all()
 
 
 def test_one_example_has_no_other(task):
-    alone = soft_controls.prepare(make_batches(task.dataset("test", 1), 1, ["key"])[0])
+    alone = soft_controls.prepare(make_batches(task.dataset("test", 1), 1, ["key"]))[0]
     site = pb.Site.parse("L1.block_input@value")
     item = soft_controls.from_another(Intervention(sites=(site,), corruption="key"))
     assert not alone.usable(item).any()
@@ -63,7 +63,7 @@ def test_a_shuffled_source_is_the_example_before(engine, task):
     """Against raw hooks, one example at a time."""
     model = tiny("gpt2")
     loaded = pb.load_model(model)
-    batch = soft_controls.prepare(make_batches(task.dataset("test", 4), 4, ["key"])[0])
+    batch = soft_controls.prepare(make_batches(task.dataset("test", 4), 4, ["key"]))[0]
     site = pb.Site.parse("L1.block_input@value")
     item = soft_controls.from_another(Intervention(sites=(site,), corruption="key"))
     found = ENGINES[engine]().run(loaded, [item], batch)["p_patched"].to_numpy()
