@@ -51,6 +51,17 @@ def test_the_same_examples_get_the_same_places(task, batch):
         assert (again.positions[name] == batch.positions[name]).all()
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_size_of_the_batches_does_not_matter(size, task, batch):
+    parts = soft_controls.prepare(make_batches(task.dataset("test", 24), size, ["key", "value"]))
+    for name in ("other_value", "random", "shuffled_value"):
+        joined = np.concatenate([part.positions[name] for part in parts])
+        assert (joined == batch.positions[name]).all()
+    for run in ("clean~", "key~"):
+        joined = np.concatenate([part.tokens(run) for part in parts])
+        assert (joined == batch.tokens(run)).all()
+
+
 def test_one_example_has_no_other(task):
     alone = soft_controls.prepare(make_batches(task.dataset("test", 1), 1, ["key"]))[0]
     site = pb.Site.parse("L1.block_input@value")
