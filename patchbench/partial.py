@@ -182,6 +182,7 @@ def _locked(path: Path, out: Path) -> Iterator[None]:
     while True:
         path.mkdir(parents=True, exist_ok=True)
         try:
+            # No `with`: the lock is held for as long as the file is open.
             file = open(path / LOCK, "w")  # noqa: SIM115
         except FileNotFoundError:  # the process that held it has finished and cleared up
             continue

@@ -145,7 +145,10 @@ class Counters:
     def skip(self, intervention: Intervention, count: int) -> None:
         """Count examples for which `intervention` is not defined."""
         if count:
-            label = f"{intervention.label} ({intervention.corruption})"
+            what = intervention.label
+            if intervention.control is not None:  # whose donors have names of their own
+                what = f"{intervention.control} at {intervention.sites[0]}"
+            label = f"{what} ({intervention.corruption})"
             self.skipped[label] = self.skipped.get(label, 0) + count
 
 

@@ -9,7 +9,7 @@ Use:
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import rich.box
@@ -28,7 +28,6 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from patchbench.common import UserError
 from patchbench.report.verdict import print_found, print_metrics, print_strata, print_verdict
 from patchbench.sites import Site
 from patchbench.statistics import Estimate
@@ -192,15 +191,19 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
     console.print(
         "controls " + ", ".join(f"{c['control']} off by {c['error']:.0e}" for c in run["controls"])
     )
-    if soft := run.get("soft_controls"):
-        effects = (f"{c['control']} {cell(Estimate.from_json(c['attrib']))}" for c in soft)
-        console.print(f"to be near 0: {', '.join(effects)}")
     if run["reasons"]:
         console.print(
-            f"[yellow]below the gate, so effects are grey:[/] {'; '.join(run['reasons'])}"
+            f"[yellow]below the gate, so no effects are shown:[/] {'; '.join(run['reasons'])}"
         )
-        _print_grey(console, result, run)
         return
+    near = (
+        f"{c['control']} @{Site.parse(c['site'].split(' ')[-1]).position} "
+        f"{cell(Estimate.from_json(c['attrib']))}"
+        if c["control"] == "shuffled source"  # of which there are two
+        else f"{c['control']} {cell(Estimate.from_json(c['attrib']))}"
+        for c in run["soft_controls"]
+    )
+    console.print(f"to be near 0: {', '.join(near)}")
     print_found(console, run)
     estimated = result.summary.get("attribution")
     plain, others = _split(effect["site"] for effect in run["effects"])
@@ -219,14 +222,6 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
 
 def _by(run: Mapping[str, Any]) -> str:
     return " by logit difference" if run["primary"] == "logit_diff" else ""
-
-
-def _print_grey(console: Console, result: "Result", run: dict[str, Any]) -> None:
-    """Print the effects of a run below the gate in grey: ratios of next to nothing."""
-    for component in result.config["components"]:
-        with suppress(UserError):  # of a component, perhaps only heads or no site were patched
-            grid = result.table(component, run["corruption"], run["direction"])
-            print_grid(console, f"Attrib of {component}", grid, grey=True)
 
 
 def _split(names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -280,53 +275,39 @@ def print_scores(
 
 
 def print_grid(
-    console: Console,
-    title: str,
-    grid: Mapping[tuple[int | None, str], Estimate],
-    *,
-    grey: bool = False,
+    console: Console, title: str, grid: Mapping[tuple[int | None, str], Estimate]
 ) -> None:
     """Print layer × position; more positions than fit come in further tables below."""
-    style = "bright_black" if grey else ""
     layers = list(dict.fromkeys(layer for layer, _ in grid))
     positions = list(dict.fromkeys(position for _, position in grid))
-    console.print(f"{title}, ± the wider side of its 95 % interval", style=style)
+    console.print(f"{title}, ± the wider side of its 95 % interval")
     # A whole sweep has more positions than a model that one looks at has layers.
     if len(layers) <= MOST_COLUMNS and len(positions) > 2 * MOST_COLUMNS:
-        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, style=style)
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("position", no_wrap=True)
         for layer in layers:
             table.add_column("–" if layer is None else f"L{layer}", justify="right", no_wrap=True)
         for position in positions:
-            table.add_row(
-                position, *(cell(grid.get((layer, position)), grey=grey) for layer in layers)
-            )
+            table.add_row(position, *(cell(grid.get((layer, position))) for layer in layers))
         console.print(table)
         return
     for start in range(0, len(positions), MOST_COLUMNS):
         shown = positions[start : start + MOST_COLUMNS]
-        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, style=style)
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("layer", justify="right", no_wrap=True)
         for position in shown:
             table.add_column(position, justify="right", no_wrap=True)
         for layer in layers:
-            cells = (cell(grid.get((layer, position)), grey=grey) for position in shown)
+            cells = (cell(grid.get((layer, position))) for position in shown)
             table.add_row("–" if layer is None else str(layer), *cells)
         console.print(table)
 
 
-def cell(estimate: Estimate | None, *, grey: bool = False) -> Text:
-    """Bold where most of the effect is restored for sure, dim where perhaps none is.
-
-    A grey one has no digits to spare for what a ratio of noise may come to.
-    """
+def cell(estimate: Estimate | None) -> Text:
+    """Bold where most of the effect is restored for sure, dim where perhaps none is."""
     if estimate is None:
         return Text("–")
     side = max(estimate.high - estimate.value, estimate.value - estimate.low)
-    if grey:
-        wild = not (abs(estimate.value) < 10 and side < 10)
-        text = "wild" if wild else f"{_two_digits(estimate.value)} ±{_two_digits(side)}"
-        return Text(text, style="bright_black")
     style = "bold" if estimate.low > 0.5 else "" if estimate.low > 0 else "dim"
     return Text(f"{_two_digits(estimate.value)} ±{_two_digits(side)}", style=style)
 
