@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from patchbench.adapters.ops import dispatch, kernels, naive
 from patchbench.adapters.ops.precision import no_autocast, working_dtype
+from patchbench.adapters.ops.segments import check_chunk
 
 DIRECT_LIMIT = 1024
 _BLOCK = 64
@@ -136,8 +137,9 @@ def long_conv(
         (None unless asked for).
 
     Raises:
-        UserError: the backend is unknown.
+        UserError: the backend is unknown, or the chunk is empty.
     """
+    check_chunk("long_conv", chunk_size)
     history = x if initial_state is None else torch.cat([initial_state.to(x.dtype), x], 1)
     t, s = x.shape[1], history.shape[1]
     forms = ("direct", "fft") if s * t <= DIRECT_LIMIT**2 else ("fft", "direct")

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from patchbench.adapters.ops import dispatch, kernels, naive
 from patchbench.adapters.ops.precision import no_autocast, working_dtype
-from patchbench.adapters.ops.segments import span_decay
+from patchbench.adapters.ops.segments import check_chunk, span_decay
 
 
 def delta_rule(
@@ -56,8 +56,9 @@ def delta_rule(
         (None unless asked for).
 
     Raises:
-        UserError: the backend is unknown or cannot run here.
+        UserError: the backend is unknown or cannot run here, or the chunk is empty.
     """
+    check_chunk("delta rule", chunk_size)
     half = q.dtype in (torch.bfloat16, torch.float16)
     chosen = dispatch.choose(
         "delta_rule" if g is None else "gated_delta_rule",

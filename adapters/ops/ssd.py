@@ -16,7 +16,7 @@ from torch import Tensor
 
 from patchbench.adapters.ops import dispatch, kernels, naive
 from patchbench.adapters.ops.precision import no_autocast, working_dtype
-from patchbench.adapters.ops.segments import span_decay
+from patchbench.adapters.ops.segments import check_chunk, span_decay
 
 
 def ssd(
@@ -51,8 +51,9 @@ def ssd(
         (None unless asked for).
 
     Raises:
-        UserError: the backend is unknown or cannot run here.
+        UserError: the backend is unknown or cannot run here, or the chunk is empty.
     """
+    check_chunk("ssd", chunk_size)
     unsupported = "float64" if x.dtype == torch.float64 else ""
     chosen = dispatch.choose("ssd", backend, x.device, unsupported=unsupported)
     dtype = working_dtype(x, dt, A)

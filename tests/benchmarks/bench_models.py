@@ -2,11 +2,12 @@
 
 One command, one table; everything is timed in the same run, interleaved, on one thread:
 
-    python tests/benchmarks/bench_models.py
+    python tests/benchmarks/bench_models.py [--only attention delta_rule …] [--rounds 15]
 
 d 64, 2 layers, batch 32, 36 tokens, forward and backward, logits at the answer only.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from unittest import mock
@@ -133,6 +134,9 @@ class _Bypass:
     def __getitem__(self, name: str) -> "_Bypass":
         return self
 
+    def __contains__(self, name: str) -> bool:
+        return True
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
@@ -177,33 +181,76 @@ def compare(first: Step, second: Step, rounds: int) -> tuple[float, float, float
     return fast, slow, paired if paired < 1.5 else slow / fast
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    print(f"d {WIDTH}, {LAYERS} layers, batch {BATCH}, {TIME} tokens, vocabulary {VOCAB}")
-    mamba, delta, attention = build("mamba"), build("delta_net"), build("attention")
+def against_transformers() -> tuple[Step, Step]:
     reference = MambaForCausalLM(
         MambaConfig(vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, use_cache=False)
     ).train()
-    rows = [
-        ("mamba / transformers' Mamba", answer_only(mamba), last_two(reference), 15, "≥ 6"),
-        ("delta_net / its sequential form", answer_only(delta), sequential(answer_only(delta)),
-         15, "≥ 10"),
-        ("delta_net, op free / sequential", free(answer_only(delta)),
-         sequential(answer_only(delta)), 15, "the most that any op could give"),
-        ("delta rule alone / one by one", delta_rule_alone("torch"), delta_rule_alone("naive"),
-         15, "≥ 10"),
-        ("attention / with full logits", answer_only(attention), full_logits(attention), 15, "≥ 8"),
-    ]  # fmt: skip
-    for name, first, second, rounds, wanted in rows:
-        fast, slow, ratio = compare(first, second, rounds)
-        print(f"{name:34} {fast:7.1f} ms {slow:7.1f} ms  {ratio:5.1f} times  (wanted {wanted})")
+    return answer_only(build("mamba")), last_two(reference)
+
+
+def delta_net() -> tuple[Step, Step]:
+    step = answer_only(build("delta_net"))
+    return step, sequential(step)
+
+
+def delta_net_free() -> tuple[Step, Step]:
+    step = answer_only(build("delta_net"))
+    return free(step), sequential(step)
+
+
+def attention() -> tuple[Step, Step]:
+    model = build("attention")
+    return answer_only(model), full_logits(model)
+
+
+# Of each comparison: its line, what it compares, and what is wanted.
+COMPARISONS: dict[str, tuple[str, Callable[[], tuple[Step, Step]], str]] = {
+    "attention": ("attention / with full logits", attention, "≥ 8"),
+    "mamba": ("mamba / transformers' Mamba", against_transformers, "≥ 6"),
+    "delta_rule": (
+        "delta rule alone / one by one",
+        lambda: (delta_rule_alone("torch"), delta_rule_alone("naive")),
+        "≥ 10",
+    ),
+    "delta_net": ("delta_net / its sequential form", delta_net, "≥ 10"),
+    "delta_net_free": (
+        "delta_net, op free / sequential",
+        delta_net_free,
+        "the most that any op could give",
+    ),
+}
+HOOKS = "hooks"
+HOOKED = ("attention", "based", "base_conv", "hyena", "h3", "mamba", "mamba2", "delta_net")
+
+
+def main() -> None:
+    every = [*COMPARISONS, HOOKS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=every, choices=every)
+    parser.add_argument("--rounds", type=int, default=15, help="of hooks: four times as many")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"d {WIDTH}, {LAYERS} layers, batch {BATCH}, {TIME} tokens, vocabulary {VOCAB}")
+    for name in COMPARISONS:
+        if name in options.only:
+            title, steps, wanted = COMPARISONS[name]
+            fast, slow, ratio = compare(*steps(), options.rounds)
+            print(
+                f"{title:34} {fast:7.1f} ms {slow:7.1f} ms  {ratio:5.1f} times  (wanted {wanted})",
+                flush=True,
+            )
+    if HOOKS not in options.only:
+        return
     print("unused hook points:")
-    for name in ("attention", "based", "base_conv", "hyena", "h3", "mamba", "mamba2", "delta_net"):
+    for name in HOOKED:
         model = build(name)
         step = answer_only(model)
-        bare, with_hooks, ratio = compare(without_hooks(model, step), step, 60)
+        bare, with_hooks, ratio = compare(without_hooks(model, step), step, 4 * options.rounds)
         cost = 100 * (ratio - 1)
-        print(f"  {name:12} {bare:6.2f} ms {with_hooks:6.2f} ms  {cost:+5.1f} %  (wanted < 3)")
+        print(
+            f"  {name:12} {bare:6.2f} ms {with_hooks:6.2f} ms  {cost:+5.1f} %  (wanted < 3)",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from patchbench.adapters.ops import dispatch, precision
+from patchbench.common import UserError
 from tests.adapters.ops.cases import CASES, Case
 
 EACH = pytest.mark.parametrize("case", [pytest.param(c, id=name) for name, c in CASES.items()])
@@ -169,3 +170,12 @@ def test_working_dtype_is_the_widest_and_at_least_float32() -> None:
     half, double = torch.zeros(1).bfloat16(), torch.zeros(1).double()
     assert precision.working_dtype(half, None) == torch.float32
     assert precision.working_dtype(half, double) == torch.float64
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "chunk_size" in CASES[name].options])
+@pytest.mark.parametrize("chunk_size", [0, -1])
+def test_refuses_an_empty_chunk(name: str, chunk_size: int, rng: torch.Generator) -> None:
+    case = CASES[name]
+    inputs = case.draw(2, 5, torch.float32, rng)
+    with pytest.raises(UserError, match="chunk_size"):
+        case.fast(**inputs, **case.options | {"chunk_size": chunk_size})
