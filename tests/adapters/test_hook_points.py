@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from patchbench.adapters import MIXERS, MixerLMConfig
 from patchbench.adapters.hook_points import Hook, HookPoints
 
 
@@ -47,3 +48,25 @@ def test_a_replaced_forward_is_noticed() -> None:
     hook.forward = lambda x: x + 1
     assert hook.active
     assert float(hook(torch.zeros(()))) == 1
+
+
+SSM = ("ssm_write", "ssm_state", "ssm_output")
+CONV = ("conv_input", "conv_output")
+# What each mixer offers; "conv_state" comes with a convolution that has a past.
+OFFERED = {
+    "attention": ("q", "k", "v", "attn_weights", "head_output"),
+    "linear_attention": ("q", "k", "v", "attn_weights", *SSM[:2], "head_output"),
+    "base_conv": (*CONV, "gate"),
+    "hyena": (*CONV, "q", "k", "v", "ssm_input", "ssm_output", "head_output"),
+    "h3": ("q", "k", "v", "conv_output", "ssm_input", *SSM, "head_output"),
+    "mamba": (*CONV, "ssm_input", "dt", "B", "C", *SSM, "gate"),
+    "mamba2": (*CONV, "ssm_input", "dt", "B", "C", *SSM, "gate"),
+    "delta_net": (*CONV, "q", "k", "v", "beta", *SSM),
+    "gated_delta_net": (*CONV, "q", "k", "v", "beta", "dt", *SSM, "gate"),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_mixer_offers_its_inner_values(name: str) -> None:
+    config = MixerLMConfig(vocab_size=4, hidden_size=8, mixers=[name])
+    assert {*MIXERS[name](config, 0).hook_points} - {"conv_state"} == {*OFFERED[name]}

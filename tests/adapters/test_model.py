@@ -13,9 +13,22 @@ every_preset = pytest.mark.parametrize("name", EVERY_PRESET)
 LAZY = {"conv_state", "attn_weights", "ssm_write", "ssm_state"}
 
 
+def watch(model):
+    """Look at every hook point, so that the mixers take the path that shows inner values."""
+    for block in model.backbone.layers:
+        for hook in block.mixer.hook_points.values():
+            hook.register_forward_hook(lambda *_: None)
+
+
+watched = pytest.mark.parametrize("hooked", [False, True], ids=["plain", "watched"])
+
+
+@watched
 @every_preset
-def test_a_later_token_changes_no_earlier_output_by_a_bit(name):
+def test_a_later_token_changes_no_earlier_output_by_a_bit(name, hooked):
     model, ids = lively(name, layers=4), tokens(time=40)
+    if hooked:
+        watch(model)
     with torch.no_grad():
         before = model(ids, use_cache=False).logits
         for t in (39, 20, 1):
@@ -26,11 +39,14 @@ def test_a_later_token_changes_no_earlier_output_by_a_bit(name):
             assert not torch.equal(after[:, t], before[:, t])
 
 
+@watched
 @every_preset
-def test_chunks_with_a_cache_equal_the_whole(name):
+def test_chunks_with_a_cache_equal_the_whole(name, hooked):
     model, ids = lively(name, layers=4), tokens(time=14)
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
+        if hooked:
+            watch(model)
         cache, parts = None, []
         for chunk in ids.split([5, 1, 1, 7], 1):
             out = model(chunk, cache=cache, use_cache=True)
@@ -211,6 +227,22 @@ def test_initial_weights_follow_the_rule():
         assert std(linear.weight) == pytest.approx(bound / 3**0.5, rel=0.03)
         assert float(linear.weight.abs().max()) <= bound
         assert float(linear.bias.abs().max()) > 0.8 * bound
+
+
+@pytest.mark.parametrize(
+    "name", ["attention", "based", "base_conv", "hyena", "h3", "delta_net", "gated_delta_net"]
+)
+def test_every_linear_of_every_mixer_follows_the_rule(name):
+    torch.manual_seed(0)
+    config = MixerLMConfig.preset(name, width=64, layers=2, vocab_size=26)
+    model = MixerLMForCausalLM(config)
+    last = ("mixer.out_proj", "mlp.down_proj")
+    for path, module in model.backbone.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            expected = 0.01 if path.endswith(last) else 0.02  # 0.02 / √(2 · 2 layers)
+            error = 4 / (2 * module.weight.numel()) ** 0.5  # of an estimated deviation
+            assert std(module.weight) == pytest.approx(expected, rel=error), path
+            assert module.bias is None or not module.bias.any(), path
 
 
 def test_mamba_keeps_its_authors_initial_weights_in_a_hybrid():

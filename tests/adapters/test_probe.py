@@ -14,6 +14,7 @@ from patchbench.adapters.hook_points import Hook
 from patchbench.adapters.loading import LoadedModel, load_model
 from patchbench.adapters.probe import CHUNK, check_model, probe
 from patchbench.common import UserError
+from tests.adapters.lively import EVERY_PRESET
 from tests.tiny_models import tiny
 
 FAMILIES = ["gpt2", "gpt_neox", "llama", "opt", "falcon", "mamba", "mamba2", "mixtral", "jamba"]
@@ -40,10 +41,7 @@ def test_true_maps_pass(family):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "preset",
-    ["attention", "based", "hyena", "h3", "mamba_noconv", "mamba2", "gated_delta_net"],
-)
+@pytest.mark.parametrize("preset", EVERY_PRESET)
 def test_every_hook_point_of_a_mixer_passes(preset, dtype):
     config = MixerLMConfig.preset(preset, width=16, layers=2, vocab_size=40)
     loaded = load_model(MixerLMForCausalLM(config).to(getattr(torch, dtype)), dtype=dtype)
