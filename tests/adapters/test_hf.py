@@ -234,7 +234,6 @@ def test_bf16_keeps_the_recurrence_in_fp32(name, how, tmp_path):
 
 @pytest.mark.parametrize("name", ["attention", "mamba", "based", "delta_net"])
 def test_the_trainer_trains_evaluates_and_resumes(name, tmp_path):
-    model = lively(name, width=16)
     ids = tokens(batch=64, time=8)
     rows = [
         {"input_ids": row.tolist(), "labels": [-100] * 7 + [int(row[0])]} for row in ids
@@ -257,18 +256,29 @@ def test_the_trainer_trains_evaluates_and_resumes(name, tmp_path):
         answers = prediction.label_ids[:, -1]
         return {"accuracy": float((prediction.predictions.argmax(-1) == answers).mean())}
 
-    trainer = Trainer(
-        model=model, args=arguments, train_dataset=rows, eval_dataset=rows,
-        compute_metrics=accuracy,
-    )  # fmt: skip
-    before = trainer.evaluate()
-    trainer.train()
-    after = trainer.evaluate()
+    def trainer():
+        return Trainer(
+            model=lively(name, width=16), args=arguments, train_dataset=rows, eval_dataset=rows,
+            compute_metrics=accuracy,
+        )  # fmt: skip
+
+    whole = trainer()
+    before = whole.evaluate()
+    whole.train()
+    after = whole.evaluate()
     assert after["eval_loss"] < 0.5 * before["eval_loss"]
     assert after["eval_accuracy"] > 0.5
-    assert json.loads((tmp_path / "checkpoint-20" / "trainer_state.json").read_text())
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20")
-    assert loaded.config.to_dict().keys() == model.config.to_dict().keys()
+    halfway = tmp_path / "checkpoint-60"
+    assert json.loads((halfway / "trainer_state.json").read_text())["global_step"] == 60
+    loaded = AutoModelForCausalLM.from_pretrained(halfway)
+    assert loaded.config.to_dict().keys() == whole.model.config.to_dict().keys()
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=str(halfway))
+    assert resumed.state.global_step == whole.state.global_step == 80
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[key], value), key
+    embedding = "backbone.embed.weight"  # of which there was more to learn
+    assert not torch.equal(loaded.state_dict()[embedding], whole.model.state_dict()[embedding])
 
 
 @pytest.mark.slow
