@@ -68,6 +68,7 @@ def evaluate(
 
     from patchbench import attribution
     from patchbench.adapters import load_model
+    from patchbench.adapters.ops import dispatch
     from patchbench.adapters.twins import put_back
 
     config = EvaluateConfig.of(settings)
@@ -76,6 +77,7 @@ def evaluate(
             further: dict[str, Any] = {"progress": progress, "command": command, **settings}
             return evaluate(load_model(model), task, partial=partial, **further)
     started = time.perf_counter()
+    dispatch.reset()
     prepared = prepare(model, task, config)
     loaded, inputs, plan = prepared.loaded, prepared.inputs, prepared.plan
     engine, agreement = ENGINES[config.engine](), None
@@ -138,6 +140,7 @@ def evaluate(
         template=inputs.template,
     )
     provenance["engine"]["selfcheck"] = agreement and asdict(agreement)
+    provenance["engine"]["ops"] = dispatch.used()
     result = Result.from_rows(
         rows,
         config={**asdict(config), **prepared.grid},

@@ -6,6 +6,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import patchbench as pb
+from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
 from patchbench.evaluation_config import EvaluateConfig
 from patchbench.preparation import select_sites
 from tests.tasks.tiny_tokenizers import tiny_tokenizer
@@ -82,6 +83,24 @@ def test_saved_result_comes_back_equal(task, tmp_path):
     assert again.summary == result.summary
     assert again.provenance["command"] == "patchbench evaluate"
     assert again.attrib("L1.block_input@value") == result.attrib("L1.block_input@value")
+
+
+@pytest.mark.parametrize(
+    ("preset", "ran"),
+    [
+        ("delta_net", {"delta_rule": "torch", "short_conv": "torch"}),
+        ("mamba_noconv", {"selective_scan": "torch"}),
+        ("attention", {}),
+    ],
+    ids=["delta_net", "mamba_noconv", "attention"],
+)
+def test_the_implementation_of_every_op_is_on_record(task, preset, ran):
+    """Of this run alone: what another model ran before is another matter."""
+    sizes = {"width": 16, "vocab_size": 64}
+    for name in ("gated_delta_net", preset):
+        model = MixerLMForCausalLM(MixerLMConfig.preset(name, **sizes)).eval()
+        result = pb.evaluate(model, task, n=4, components=["block_input"], positions=["key"])
+    assert result.provenance["engine"]["ops"] == ran
 
 
 def test_progress_ends_at_the_total(task):
