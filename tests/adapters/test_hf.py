@@ -1,6 +1,8 @@
 """MixerLM as a citizen of transformers: saving, generation, losses, Trainer, compilation."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -48,6 +50,18 @@ def test_a_saved_model_loads_by_the_auto_classes(name, tmp_path):
         backbone = AutoModel.from_pretrained(tmp_path)
         assert type(backbone) is MixerLMModel
         assert torch.equal(backbone(ids).last_hidden_state, model.backbone(ids).last_hidden_state)
+
+
+def test_another_process_loads_it_by_the_auto_classes(tmp_path):
+    lively("mamba").save_pretrained(tmp_path)
+    use = f"""
+from transformers import AutoModelForCausalLM
+from patchbench.adapters import register_auto_classes
+register_auto_classes()
+print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "MixerLMForCausalLM"
 
 
 def test_an_untied_head_is_stored_and_trained_apart(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from patchbench.adapters import PRESETS, MixerLMConfig, MixerLMForCausalLM
 from patchbench.common import UserError
+from tests.adapters.lively import EVERY_PRESET
 
 
 def preset(name, **options):
@@ -25,6 +26,45 @@ def preset(name, **options):
 )
 def test_parameter_counts_are_the_papers(name, options, expected):
     assert MixerLMForCausalLM(preset(name, **options)).num_parameters() == expected
+
+
+BLOCK = ("gelu", "layernorm")
+BARE = ("none", "rmsnorm")
+
+
+@pytest.mark.parametrize(
+    ("name", "mixers", "block", "settings"),
+    [
+        ("attention", ["attention"], BLOCK, {"num_heads": 1}),
+        ("based", ["base_conv", "linear_attention"], BLOCK,
+         {"d_conv": 3, "num_heads": 1, "feature_map": "taylor", "feature_dim": 8}),
+        ("based_long", ["base_conv", "linear_attention"], BLOCK, {"d_conv": "long"}),
+        ("base_conv", ["base_conv", "base_conv"], BLOCK, {}),
+        ("hyena", ["hyena"], BLOCK, {"d_conv": 3, "filter_width": 64, "filter_embedding": 3}),
+        ("h3", ["h3"], BLOCK, {"head_dim": 2}),
+        ("mamba", ["mamba"], BARE, {"d_conv": 4, "d_state": 16, "expand": 2, "dt_rank": None}),
+        ("mamba_noconv", ["mamba"], BARE, {"d_conv": 0}),
+        ("mamba2", ["mamba2"], BARE, {"d_conv": 4}),
+        ("delta_net", ["delta_net"], BLOCK, {"d_conv": 4, "num_heads": 1}),
+        ("delta_net_noconv", ["delta_net"], BLOCK, {"d_conv": 0}),
+        ("gated_delta_net", ["gated_delta_net"], BLOCK, {"d_conv": 4}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_presets_settings_are_the_papers(name, mixers, block, settings):
+    made = preset(name)
+    assert [layer.mixer for layer in made.layers()] == (2 * mixers)[:2]
+    assert {(layer.mlp, layer.norm) for layer in made.layers()} == {block}
+    for key, value in settings.items():
+        found = [vars(layer.options)[key] for layer in made.layers() if key in vars(layer.options)]
+        assert set(found) == {value}, key
+    assert made.positions == ("learned" if name == "attention" else "none")
+    assert (made.final_norm, made.norm_eps, made.tie_word_embeddings) == ("layernorm", 1e-5, True)
+    assert (made.init, made.initializer_range) == ("normal", 0.02)
+
+
+def test_there_are_no_other_presets():
+    assert set(PRESETS) | {"mamba,attention"} == set(EVERY_PRESET)
 
 
 def test_a_preset_repeats_its_pattern():

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from patchbench import cli, cli_evaluate, cli_options
+from patchbench.adapters import MIXERS, MixerLMConfig, MixerLMForCausalLM
 from patchbench.common import ControlError
 from patchbench.results import Result
 from tests.tiny_models import tiny
@@ -109,6 +110,18 @@ def test_listings(run, model_dir):
     layers = {row["layer"]: row["components"] for row in json.loads(stdout)}
     assert set(layers) == {None, 0, 1}
     assert "mixer_output" in layers[1]
+
+
+def test_sites_lists_every_inner_value_of_every_mixer(run, tmp_path):
+    config = MixerLMConfig(vocab_size=16, hidden_size=8, mixers=list(MIXERS))
+    model = MixerLMForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    code, stdout, _ = run("sites", "--model", tmp_path, "--json")
+    assert code == 0
+    listed = {row["layer"]: set(row["components"]) for row in json.loads(stdout)}
+    for layer, block in enumerate(model.backbone.layers):
+        assert listed[layer] > set(block.mixer.hook_points)
+        assert listed[layer] > {"block_input", "block_output", "mixer_input", "mixer_output"}
 
 
 @pytest.mark.parametrize(
