@@ -32,3 +32,11 @@ def lively(name: str, *, width: int = 16, layers: int = 2, **options: Any) -> Mi
 def tokens(batch: int = 2, time: int = 12, seed: int = 1) -> torch.Tensor:
     """Return random token ids (batch, time)."""
     return torch.randint(VOCAB, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def labels_at(ids: torch.Tensor, places: list[tuple[int, int]]) -> torch.Tensor:
+    """Return labels (batch, time) that are set only where `places` says (row, column)."""
+    labels = torch.full_like(ids, -100)
+    for row, column in places:
+        labels[row, column] = ids[row, column]
+    return labels

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchbench.adapters import ops
 from patchbench.adapters.ops import dispatch, kernels, naive
+from tests.adapters.ops.cases import CASES
 
 
 @pytest.fixture
@@ -150,3 +152,82 @@ def test_stand_ins_have_the_installed_kernels_parameters(op: str) -> None:
         pytest.skip(f"{module} does not import here: {type(error).__name__}")
     stand_in = globals()[attribute]
     assert set(inspect.signature(stand_in).parameters) <= set(inspect.signature(real).parameters)
+
+
+STAND_INS = {
+    "selective_scan": selective_scan_fn,
+    "ssd": mamba_chunk_scan_combined,
+    "delta_rule-half": chunk_delta_rule,
+    "gated_delta_rule-half": chunk_gated_delta_rule,
+    "short_conv-width-4": causal_conv1d_fn,
+}
+
+
+@pytest.mark.parametrize("label", STAND_INS)
+def test_an_op_that_takes_the_kernel_gives_what_it_always_gives(
+    label: str, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = label.removesuffix("-half")
+    case, rng = CASES[name], torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if label != name else torch.float32
+    inputs = {k: x.to(dtype) for k, x in case.draw(2, 9, torch.float32, rng).items()}
+    expected, last = case.fast(**inputs, return_state=True)
+    install(STAND_INS[label])
+    kernel = dispatch.KERNELS[name.split("-")[0]][0]
+    monkeypatch.setattr(dispatch, "choose", lambda *_, **__: kernel)
+    y, state = case.fast(**inputs, return_state=True)
+    tolerance = 1e-5 if label == name else 3e-2
+    assert y.dtype == expected.dtype
+    torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(state, last, rtol=tolerance, atol=tolerance)
+
+
+def scan(**changes: Any) -> dict[str, Any]:
+    u, n = torch.ones(1, 3, 8, dtype=changes.pop("dtype", torch.float32)), changes.pop("n", 4)
+    B = torch.ones(1, 3, n)
+    return {"u": u, "dt": u, "A": -torch.ones(8, n), "B": B, "C": B, **changes}
+
+
+def conv(d: int = 8, w: int = 4, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {"x": torch.ones(1, 3, d, dtype=dtype), "weight": torch.ones(d, w)}
+
+
+def heads(dtype: torch.dtype) -> dict[str, Any]:
+    x = torch.ones(1, 3, 2, 4, dtype=dtype)
+    return {"x": x, "dt": x[..., 0], "A": -torch.ones(2), "B": x, "C": x}
+
+
+def memory(dtype: torch.dtype) -> dict[str, Any]:
+    k = torch.ones(1, 3, 2, 4, dtype=dtype) / 2
+    return {"q": k, "k": k, "v": k, "beta": k[..., 0]}
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "reason"),
+    [
+        ("selective_scan", scan(), ""),
+        ("selective_scan", scan(initial_state=torch.ones(1, 8, 4)), "an initial state"),
+        ("selective_scan", scan(return_state=True), "gradients through the final state"),
+        ("selective_scan", scan(n=257), "more than 256 state dimensions"),
+        ("selective_scan", scan(dtype=torch.float64), "float64"),
+        ("ssd", heads(torch.float32), ""),
+        ("ssd", heads(torch.float64), "float64"),
+        ("delta_rule", memory(torch.bfloat16), ""),
+        ("delta_rule", memory(torch.float32), "float32"),
+        ("short_conv", conv(), ""),
+        ("short_conv", conv(w=1), "width 1"),
+        ("short_conv", conv(w=5), "width 5"),
+        ("short_conv", conv(d=6), "a number of channels that 8 does not divide"),
+        ("short_conv", conv(dtype=torch.float64), "float64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_kernel_cannot_do_is_left_to_ours(
+    op: str, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(
+        dispatch, "choose", lambda *_, unsupported="", **__: told.append(unsupported) or "torch"
+    )
+    getattr(ops, op)(**arguments)
+    assert told == [reason]
