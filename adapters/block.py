@@ -46,7 +46,7 @@ class MixerBlock(GradientCheckpointingLayer):
     def __init__(self, config: MixerLMConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        what = config.layers()[layer]
+        what = config.layer(layer)
         self.norm = build_norm(what.norm, config.hidden_size, config.norm_eps)
         self.mixer = MIXERS[what.mixer](config, layer)
         self.norm2 = self.mlp = None

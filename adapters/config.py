@@ -139,6 +139,7 @@ class MixerLMConfig(PreTrainedConfig):
     def preset(
         cls,
         name: str,
+        /,
         *,
         width: int = 64,
         layers: int | None = None,
@@ -164,13 +165,14 @@ class MixerLMConfig(PreTrainedConfig):
 
     def layers(self) -> list[Layer]:
         """Return what each layer is made of."""
-        return [self._layer(index) for index in range(len(self.mixers or []))]
+        return [self.layer(index) for index in range(len(self.mixers or []))]
 
     def options_for(self, layer: int) -> MixerOptions:
         """Return the options of layer number `layer`, an instance of its mixer's `Options`."""
-        return self._layer(layer).options
+        return self.layer(layer).options
 
-    def _layer(self, index: int) -> Layer:
+    def layer(self, index: int) -> Layer:
+        """Return what layer number `index` is made of."""
         assert self.mixers is not None
         entry = self.mixers[index]
         given = {"name": entry} if isinstance(entry, str) else dict(entry)

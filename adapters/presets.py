@@ -74,7 +74,8 @@ def preset_arguments(
     chosen = [dict(pattern[index % len(pattern)]) for index in range(depth)]
     # In a hybrid the first part that sets something sets it for all.
     settings = {key: value for part in reversed(parts) for key, value in part.settings.items()}
-    config_fields = {f.name for f in fields(MixerLMConfig)} - _NAMED
+    own = MixerLMConfig.__annotations__  # transformers' would be without effect
+    config_fields = {f.name for f in fields(MixerLMConfig) if f.name in own} - _NAMED
     for key, value in options.items():
         if key in config_fields:
             settings[key] = value

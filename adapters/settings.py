@@ -21,6 +21,7 @@ from patchbench.common import UserError
 
 # What a user is told to give instead, by type.
 _WORDS = {int: "a whole number", float: "a finite number", str: "a name", bool: "true or false"}
+LISTED = {int: "whole numbers", float: "finite numbers", str: "texts"}
 
 
 def check_types(owner: str, kind: type, values: Mapping[str, Any]) -> None:
@@ -39,7 +40,7 @@ def check_types(owner: str, kind: type, values: Mapping[str, Any]) -> None:
     """
     for name, value in values.items():
         types = _plain_types(_annotation(kind, name))
-        if types and not any(_fits(value, one) for one in types):
+        if types and not any(fits(value, one) for one in types):
             words = " or ".join(_WORDS[one] for one in types if one is not NoneType)
             raise UserError(f"{owner}{': ' if owner else ''}{name} is {value!r}", f"give {words}")
 
@@ -59,7 +60,8 @@ def _plain_types(hint: Any) -> tuple[type, ...]:
     return types if all(one in _WORDS or one is NoneType for one in types) else ()
 
 
-def _fits(value: Any, kind: type) -> bool:
+def fits(value: Any, kind: type) -> bool:
+    """Return whether a value is of one of the types that `check_types` knows."""
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and math.isfinite(value)

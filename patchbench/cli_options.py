@@ -17,6 +17,9 @@ import typer
 from patchbench.common import UserError
 
 MOST_THREADS = 1024
+_LIKE = {"--set": "num_pairs=4", "--option": "d_conv=2"}
+# What a task has besides its settings.
+_TASK_OPTIONS = {"name": "give --task", "seed": "give --seed"}
 
 Model = Annotated[
     str,
@@ -47,13 +50,17 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def overrides_of(pairs: list[str] | None) -> dict[str, Any]:
-    """Parse --set NAME=VALUE, where VALUE is JSON or a bare word."""
+def overrides_of(pairs: list[str] | None, flag: str = "--set") -> dict[str, Any]:
+    """Parse --set NAME=VALUE (or another flag's), where VALUE is JSON or a bare word."""
     values: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise UserError(f"--set {pair!r} is not NAME=VALUE", "for example --set num_pairs=4")
+            raise UserError(
+                f"{flag} {pair!r} is not NAME=VALUE", f"for example {flag} {_LIKE[flag]}"
+            )
+        if flag == "--set" and name in _TASK_OPTIONS:
+            raise UserError(f"--set {name} is no setting of a task", _TASK_OPTIONS[name])
         if name in values:
             raise UserError(f"{name} is set twice", "set each name once")
         try:

@@ -152,7 +152,7 @@ def train(
         "epochs": epochs,
         "batch_size": batch_size,
         "lr": lr if lr in (None, "auto") else _number(lr),
-        "lr_grid": lr_grid and [_number(rate) for rate in names(lr_grid)],
+        "lr_grid": None if lr_grid is None else [_number(rate) for rate in names(lr_grid)],
         "warmup": warmup,
         "schedule": schedule,
         "data": data,
@@ -165,7 +165,7 @@ def train(
         "checkpoint_every": checkpoint_every,
         "dynamics_every": dynamics_every,
         "dynamics_n": dynamics_n,
-        "dynamics_components": dynamics_components and names(dynamics_components),
+        "dynamics_components": None if dynamics_components is None else names(dynamics_components),
         "clip": clip,
         "weight_decay": weight_decay,
         "precision": precision,
@@ -173,7 +173,7 @@ def train(
     settings = {name: value for name, value in given.items() if value is not None}
     shape = {"width": width, "layers": layers, "heads": heads, "init": init}
     model: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
-    model["options"] = overrides_of(option)
+    model["options"] = overrides_of(option, "--option")
     changes = overrides_of(overrides)
     calm_libraries()
     set_threads(threads)
@@ -181,6 +181,7 @@ def train(
     from patchbench.report.training import print_trained, training_bar
     from patchbench.training import ModelSpec, TrainConfig
     from patchbench.training import train as run
+    from patchbench.training.config import AUTO
 
     if preset is not None:
         from patchbench.training.presets import find_preset
@@ -193,6 +194,8 @@ def train(
         )  # fmt: skip
         if not quiet and not as_json:
             terminal.print_line(f"preset {preset}: {chosen.describe()}")
+    if lr_grid is not None and settings.get("lr") != AUTO:
+        raise UserError("--lr-grid is for --lr auto", "give that too, or drop --lr-grid")
     settings["seed"] = seed
     TrainConfig.of(settings)  # before data are made for nothing
     spec = ModelSpec(arch=arch, init_from=init_from, **model)

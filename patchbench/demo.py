@@ -31,7 +31,7 @@ POSITIONS = ("key", "value", "value+1", "value+2", "query")
 Progress = Callable[[int, int], None]
 
 
-def bundled_task(name: str, **overrides: Any) -> "Task":
+def bundled_task(name: str, /, **overrides: Any) -> "Task":
     """Return the task that a bundled model was trained on.
 
     Args:

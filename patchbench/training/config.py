@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from math import inf
 from typing import Any
 
+from patchbench.adapters.settings import LISTED, check_types, fits
 from patchbench.common import UserError, near_names
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
@@ -19,11 +20,13 @@ PRECISIONS = ("float32", "bfloat16")
 AUTO = "auto"
 # What does not fit into memory, or what the Result would refuse when all is trained.
 _MOST = {
+    "steps": 1_000_000_000,
     "batch_size": 100_000,
     "train_n": 10_000_000,
     "dev_n": 100_000,
     "test_n": 100_000,
     "dynamics_n": 10_000,  # each row goes through the model once per site, many times in a run
+    "seed": 2**32 - 1,  # the largest that numpy takes
 }
 # Evaluations and mechanism measurements in a run, where their distance is not given.
 _EVALUATIONS, _MEASUREMENTS = 40, 20
@@ -92,21 +95,25 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types("", TrainConfig, vars(self))
+        for name, kind in (("lr_grid", float), ("curriculum", str), ("dynamics_components", str)):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(fits(item, kind) for item in value):
+                raise UserError(f"{name} is {value!r}", f"give a list of {LISTED[kind]}")
         for name, least in (
             ("steps", 1), ("batch_size", 1), ("train_n", 1), ("dev_n", 1), ("test_n", 1),
             ("log_every", 1), ("checkpoint_every", 1), ("dynamics_every", 0), ("dynamics_n", 2),
             ("seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
-            optional = name in ("steps", "log_every", "checkpoint_every", "dynamics_every")
-            if value is None and optional:
+            if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if value < least:
                 raise UserError(f"{name}={value!r}", f"an integer of at least {least} is needed")
             if value > _MOST.get(name, value):
                 raise UserError(f"{name}={value}", f"at most {_MOST[name]:,} are possible")
         for name in ("warmup", "clip", "weight_decay"):
-            if not 0 <= getattr(self, name) < inf:
+            if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)}", "a number of at least 0 is needed")
         for name, known in (("schedule", SCHEDULES), ("data", DATA), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
@@ -123,6 +130,8 @@ class TrainConfig:
             )
         self._check_rates()
         self._check_length()
+        if self.dynamics_distance and not self.dynamics_components:
+            raise UserError("dynamics_components names none", "name one, or take dynamics_every=0")
         for name in ("checkpoint_every", "dynamics_every"):
             value = getattr(self, name)
             if value is not None and value % self.log_distance:
@@ -188,10 +197,10 @@ class TrainConfig:
     def _check_rates(self) -> None:
         if isinstance(self.lr, str) and self.lr != AUTO:
             raise UserError(f"lr={self.lr!r}", "a number or auto is needed")
-        if not self.rates or len(set(self.rates)) != len(self.rates):
+        if not self.lr_grid or len(set(self.lr_grid)) != len(self.lr_grid):
             raise UserError(f"lr_grid={list(self.lr_grid)}", "different rates are needed")
-        for rate in self.rates:
-            if not 0 < rate < float("inf"):
+        for rate in (*self.lr_grid, *self.rates):
+            if not 0 < rate < inf:
                 raise UserError(f"learning rate {rate}", "a number above 0 is needed")
 
     def _check_length(self) -> None:
@@ -204,6 +213,10 @@ class TrainConfig:
                 raise UserError(f"epochs={self.epochs}", "a number above 0 is needed")
             if self.data == "fresh":
                 raise UserError("fresh data have no epochs", "give steps, or use fixed data")
+            if self.epochs * self.train_n > _MOST["steps"] * self.batch_size:
+                raise UserError(
+                    f"epochs={self.epochs}", f"at most {_MOST['steps']:,} steps are possible"
+                )
         if self.stages[-1][1] < 1:
             raise UserError(
                 f"curriculum {list(self.curriculum)} leaves no step of {self.total_steps}",
@@ -219,4 +232,9 @@ def _stage(text: str) -> tuple[dict[str, str], int]:
         raise UserError(
             f"curriculum {text!r} is not NAME=VALUE:STEPS", "for example num_pairs=2:1500"
         )
-    return {name.strip(): value.strip() for name, _, value in pairs}, int(steps)
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(found) < len(pairs):
+        raise UserError(f"curriculum {text!r} sets a name twice", "set each name once")
+    if found.keys() & {"name", "seed"}:
+        raise UserError(f"curriculum {text!r}", "a stage changes the task's settings alone")
+    return found, int(steps)

@@ -7,24 +7,30 @@ Use:
     ModelSpec(init_from="EleutherAI/pythia-14m").build(task, seed=0)
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from patchbench.adapters.settings import check_types
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from patchbench.adapters import MixerLMConfig
     from patchbench.tasks import Task
 
 
-# Beyond these a typing mistake would fill the memory.
+DEFAULT_WIDTH = 64
+_BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two means in float32
+# Beyond these a typing mistake would take minutes to be noticed.
 _MOST = {"width": 65_536, "layers": 1000, "heads": 65_536}
-# Fields of `MixerLMConfig` that are given otherwise.
+# What a fresh model is made from but no option.
 _FIXED = {
+    "name": "give --arch",
     "vocab_size": "the task decides it",
     "width": "give --width",
     "layers": "give --layers",
@@ -38,7 +44,7 @@ class ModelSpec:
 
     Attributes:
         arch: a preset of `patchbench.adapters`, a mixer, or several by comma.
-        width: of the residual stream.
+        width: of the residual stream; 64 when None.
         layers: number of layers; the preset's own when None.
         heads: of every mixer that has heads; one when None.
         init: "normal" or "pytorch", see `MixerLMConfig`; the preset's own when None.
@@ -47,7 +53,7 @@ class ModelSpec:
     """
 
     arch: str | None = None
-    width: int = 64
+    width: int | None = None
     layers: int | None = None
     heads: int | None = None
     init: str | None = None
@@ -55,6 +61,7 @@ class ModelSpec:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
+        check_types("", ModelSpec, vars(self))
         for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and value > most:
@@ -64,10 +71,11 @@ class ModelSpec:
                 raise UserError(f"{name} is no option", instead)
         if (self.arch is None) == (self.init_from is None):
             raise UserError("the model is not clear", "give either --arch or --init-from")
-        if self.init_from is not None and (self.heads or self.init or self.layers or self.options):
+        shape = (self.width, self.layers, self.heads, self.init)
+        if self.init_from is not None and (self.options or any(x is not None for x in shape)):
             raise UserError(
                 "--init-from brings its own architecture",
-                "drop --layers, --heads, --init and --option",
+                "drop --width, --layers, --heads, --init and --option",
             )
 
     def build(self, task: "Task", seed: int) -> "PreTrainedModel":
@@ -86,7 +94,7 @@ class ModelSpec:
         given = {"num_heads": self.heads, "init": self.init}
         options = {k: v for k, v in given.items() if v is not None} | dict(self.options)
         shape: dict[str, Any] = {
-            "width": self.width,
+            "width": DEFAULT_WIDTH if self.width is None else self.width,
             "layers": self.layers,
             "vocab_size": task.vocab_size,
         }
@@ -94,9 +102,30 @@ class ModelSpec:
         if config.max_position_embeddings is not None and "max_position_embeddings" not in options:
             options["max_position_embeddings"] = task.max_length
             config = MixerLMConfig.preset(self.arch, **shape, **options)
+        _check_size(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return MixerLMForCausalLM(config)
+
+
+def _check_size(config: "MixerLMConfig") -> None:
+    """Raise `UserError` unless the weights fit into the memory of this machine."""
+    from patchbench.adapters import MixerLMForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = MixerLMForCausalLM(config)
+        count = sum(parameter.numel() for parameter in model.parameters())
+    except (RuntimeError, TypeError) as error:  # a number that has no room in 64 bits
+        raise UserError("the model is too large", "make the sizes smaller") from error
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if _BYTES_PER_PARAMETER * count > memory:
+        raise UserError(
+            f"the model has {count:,} parameters, whose training takes "
+            f"{_BYTES_PER_PARAMETER * count / 2**30:,.0f} GiB of the {memory / 2**30:,.0f} GiB "
+            "that this machine has",
+            "make its sizes smaller",
+        )
 
 
 def check_fit(model: "PreTrainedModel", task: "Task", longest: int) -> list[str]:

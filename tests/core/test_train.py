@@ -282,6 +282,14 @@ def test_somebody_elses_folder_is_never_removed(task, tmp_path):
         (SPEC, {"lr": "fast"}, "auto"),
         (SPEC, {"lr": -1.0}, "above 0"),
         (SPEC, {"schedule": "cosin"}, "cosine"),
+        (SPEC, {"lr_grid": [1e-3, float("nan")]}, "lr_grid is"),
+        (SPEC, {"lr_grid": 1e-3}, "give a list of finite numbers"),
+        (SPEC, {"dynamics_components": "q"}, "give a list of texts"),
+        (SPEC, {"curriculum": "num_pairs=1:2"}, "give a list of texts"),
+        (SPEC, {"warmup": "half"}, "warmup is 'half'"),
+        (SPEC, {"batch_size": None}, "batch_size is None"),
+        (SPEC, {"steps": True}, "steps is True"),
+        (SPEC, {"steps": None, "epochs": 1e300}, "at most 1,000,000,000 steps"),
         (SPEC, {"step": 3}, "steps"),
         (SPEC, {"steps": None}, "steps or epochs"),
         (SPEC, {"steps": None, "epochs": 1.0, "data": "fresh"}, "epochs"),
@@ -321,6 +329,28 @@ def test_any_causal_language_model_trains(task, tmp_path, family):
 def test_mixed_precision_keeps_weights_in_float32(task, tmp_path):
     trained = train(SPEC, task, out=tmp_path / "run", precision="bfloat16", **QUICK)
     assert {tensor.dtype for tensor in weights(trained.path).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"arch": "mamba", "width": "64"}, "width is '64'"),
+        ({"arch": 3}, "arch is 3"),
+        ({"init_from": "m", "width": 64}, "brings its own architecture"),
+        ({"init_from": "m", "layers": 0}, "brings its own architecture"),
+    ],
+)
+def test_a_spec_that_means_nothing_is_refused(arguments, says):
+    with pytest.raises(pb.UserError, match=says):
+        ModelSpec(**arguments)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"width": 60_000, "layers": 9}, {"options": {"max_position_embeddings": 10**20}}]
+)
+def test_a_model_that_the_memory_does_not_hold_is_never_made(task, sizes):
+    with pytest.raises(pb.UserError, match=r"parameters, whose training takes|too large"):
+        ModelSpec(arch="attention", **sizes).build(task, 0)
 
 
 def test_epochs_count_rows():
