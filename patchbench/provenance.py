@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from patchbench import __version__
+from patchbench.shown_example import first_example
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -81,6 +82,7 @@ def collect_provenance(
         },
         "dataset": {"rows": len(dataset), "sha256": fingerprint(dataset)},
         "template": template,
+        "example": first_example(dataset, task, tokenizer=loaded.tokenizer, template=template),
         "notes": list(notes),
     }
     if engine is not None:

@@ -1,0 +1,116 @@
+"""One self-contained HTML page: verdicts, figures that can be hovered, tables, no network.
+
+Everything that comes from a model, a task or a user is escaped, in the text by the template and in
+the figures' data here; a content security policy forbids the page to load anything.
+
+Use:
+
+    html = render_page("a title", blocks=[Block("Effects", figures=[figure], tables=[table])])
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from patchbench import __version__
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from patchbench.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageTable:
+    """A table that can be sorted by a click.
+
+    Attributes:
+        header: names of the columns.
+        rows: as many texts each.
+        title: above it.
+        closed: whether it is folded away at first.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A section of a page; `code` is set as it is, and so is what can be unfolded by its name."""
+
+    heading: str
+    lines: Sequence[str] = ()
+    figures: "Sequence[go.Figure]" = ()
+    tables: Sequence[PageTable] = ()
+    code: Sequence[str] = ()
+    folded: Sequence[tuple[str, str]] = ()
+
+
+def render_page(
+    title: str,
+    *,
+    blocks: Sequence[Block],
+    results: "Mapping[str, Result]",
+    facts: Sequence[tuple[str, str]] = (),
+    warnings: Sequence[str] = (),
+) -> str:
+    """Return the page.
+
+    Args:
+        title: of the page.
+        blocks: its sections.
+        results: whose verdicts stand on top; named if there are several.
+        facts: names and texts below them.
+        warnings: what must be known before anything is compared.
+    """
+    import jinja2
+
+    numbered, shown = {}, []
+    for block in blocks:
+        figures = []
+        for figure in block.figures:
+            name = f"figure-{len(numbered)}"
+            numbered[name] = json.loads(figure.to_json() or "{}")
+            text = str(numbered[name]["layout"]["title"]["text"])
+            figures.append({"id": name, "title": text.split("<br>")[0]})
+        shown.append({**vars(block), "figures": figures})
+    verdicts = [
+        {
+            "label": str(result.verdict),
+            "sentence": " ".join([result.verdict.sentence, result.verdict.generalises]).strip(),
+            "mechanism": result.verdict.is_mechanism,
+            "name": name if len(results) > 1 else "",
+        }
+        for name, result in results.items()
+    ]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    source = resources.files("patchbench.report").joinpath("page.html.jinja")
+    return environment.from_string(source.read_text(encoding="utf-8")).render(
+        title=title,
+        verdicts=verdicts,
+        warnings=warnings,
+        facts=facts,
+        blocks=shown,
+        figures=_json_in_html(numbered),
+        has_figures=bool(numbered),
+        plotly=_plotly() if numbered else "",
+        version=__version__,
+    )
+
+
+def _json_in_html(content: Any) -> str:
+    """Return JSON that cannot end the script element that it stands in."""
+    return json.dumps(content).replace("<", "\\u003c")
+
+
+@cache
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().replace("</script", "<\\/script")
