@@ -1,4 +1,4 @@
-"""The command line: `patchbench evaluate | train | tasks | models | sites`.
+"""The command line: `patchbench evaluate | train | show | compare | tasks | models | sites`.
 
 It parses, calls the library and prints; nothing is decided here. Heavy imports happen inside the
 commands, so that `patchbench --help` answers at once. Exit codes: 0, 2 for a mistake in what was
@@ -27,6 +27,7 @@ from patchbench.cli_options import (
     calm_libraries,
     overrides_of,
 )
+from patchbench.cli_results import compare, show
 from patchbench.cli_selftest import selftest
 from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
@@ -48,6 +49,8 @@ app = typer.Typer(
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
 app.command()(evaluate)
 app.command()(train)
+app.command()(show)
+app.command()(compare)
 app.command()(selftest)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 

@@ -136,6 +136,9 @@ def evaluate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what a killed run to --out had finished.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option(help="Add report.html to --out: figures, to be opened offline.")
+    ] = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -216,7 +219,7 @@ def evaluate(
         failure = None
         if out is not None:
             try:
-                result.save(out, overwrite=overwrite)
+                result.save(out, overwrite=overwrite, report=report)
             except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
                 failure = error
         if as_json:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +30,9 @@ from patchbench.mechanism import Verdict
 from patchbench.provenance import collect_provenance
 from patchbench.sites import Position, Site
 from patchbench.statistics import Estimate
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 __all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
 
@@ -149,8 +152,47 @@ class Result:
             (site.layer, str(site.position)): every[str(site)] for site in sorted(chosen, key=place)
         }
 
-    def save(self, directory: str | Path, overwrite: bool = False) -> None:
+    def plot(
+        self,
+        component: str = "block_input",
+        corruption: str | None = None,
+        direction: str | None = None,
+    ) -> "go.Figure":
+        """Return the heat map of a component by layer and position.
+
+        Further figures are in `patchbench.report.figures`.
+
+        Args:
+            component: which of the measured ones.
+            corruption: by default the first that was measured.
+            direction: by default the first that was measured.
+
+        Raises:
+            UserError: none of that was measured.
+        """
+        from patchbench.report.figures import heat_map
+
+        first = self.summary["runs"][0]
+        return heat_map(
+            self,
+            component,
+            corruption=corruption or first["corruption"],
+            direction=direction or first["direction"],
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the effects for a notebook."""
+        from patchbench.report.notebook import as_html
+
+        return as_html(self)
+
+    def save(self, directory: str | Path, overwrite: bool = False, *, report: bool = False) -> None:
         """Write the folder, in whole or not at all.
+
+        Args:
+            directory: to be made.
+            overwrite: whether to replace one that is there.
+            report: whether to add `report.html`, a page of about 5 MB that needs no network.
 
         Raises:
             UserError: it exists and `overwrite` is false, or it cannot be written.
@@ -167,6 +209,10 @@ class Result:
             }
             text = json.dumps(content, indent=2, allow_nan=False)
             (temporary / _JSON).write_text(text + "\n", encoding="utf-8")
+            if report:
+                from patchbench.report.html import FILE, render_report
+
+                (temporary / FILE).write_text(render_report(self), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: str | Path) -> "Result":

@@ -135,8 +135,8 @@ _TO_THE_END = {**_COSINE, "stop_at": None}
 _ATR_TINY: Mapping[str, _Line] = {
     "attention": (1e-3, 3600, True, _TO_THE_END),
     "based": (3e-3, 4200, True, _TO_THE_END),
-    "mamba": (3e-3, 1700, True, _TO_THE_END),
-    "mamba_noconv": (3e-3, 1800, True, _TO_THE_END),
+    "mamba": (3e-3, 2400, True, _TO_THE_END),
+    "mamba_noconv": (3e-3, 2600, True, _TO_THE_END),
     "delta_net": (3e-3, 2300, True, _TO_THE_END),
 }
 _ATR_MINI: Mapping[str, _Line] = {

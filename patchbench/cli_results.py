@@ -1,0 +1,108 @@
+"""`patchbench show` and `patchbench compare`: what finished runs say.
+
+Nothing is computed by a model here; everything comes from the folders of Results.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from patchbench.cli_options import Json, Quiet, names
+from patchbench.common import UserError
+
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page, to be opened offline.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --html.")]
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder of a Result, or of a training run.")],
+    html: Html = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print a finished run: its table and its verdict."""
+    _check_html(html, overwrite)
+    from patchbench.comparing import load_results
+    from patchbench.report import terminal
+    from patchbench.report.html import write_report
+
+    results = load_results([str(run)])
+    if len(results) > 1:
+        raise UserError(f"{run} holds {len(results)} Results", "use `patchbench compare`")
+    (result,) = results.values()
+    if as_json:
+        typer.echo(json.dumps(result.summary, indent=2))
+    else:
+        terminal.print_result(result, quiet=quiet)
+    if html is not None:
+        write_report(result, html)
+        typer.echo(f"written: {html}", err=as_json)
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of Results, folders that hold some, or globs.")
+    ],
+    reference: Annotated[
+        str | None,
+        typer.Option(help="The run that differences are from.  [default: the most accurate]"),
+    ] = None,
+    corruption: Annotated[str, typer.Option(help="key, value or swap.")] = "key",
+    component: Annotated[str, typer.Option(help="Hook point.")] = "block_input",
+    positions: Annotated[str, typer.Option(help="By comma.")] = "key,value,query",
+    layer: Annotated[
+        int | None, typer.Option(help="[default: the middle one of each model]")
+    ] = None,
+    html: Html = None,
+    overwrite: Overwrite = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put finished runs side by side, with the intervals of their differences."""
+    if as_csv + as_latex + as_json > 1:
+        raise UserError("--csv, --latex and --json exclude one another", "pass one of them")
+    _check_html(html, overwrite)
+    from patchbench.comparing import compare as compare_results
+    from patchbench.comparing import load_results
+    from patchbench.report import compare as shown
+
+    results = load_results(runs)
+    comparison = compare_results(
+        results,
+        reference=reference,
+        corruption=corruption,
+        component=component,
+        positions=names(positions),
+        layer=layer,
+    )
+    if as_json:
+        typer.echo(json.dumps(comparison.to_json(), indent=2))
+    elif as_csv:
+        typer.echo(shown.as_frame(comparison).to_csv(index=False), nl=False)
+    elif as_latex:
+        typer.echo(shown.as_latex(comparison), nl=False)
+    else:
+        shown.print_compared(comparison)
+    if as_csv or as_latex:
+        for warning in comparison.warnings:
+            typer.echo(f"warning: {warning}", err=True)
+    if html is not None:
+        shown.write_comparison_page(comparison, results, html)
+        typer.echo(f"written: {html}", err=as_json or as_csv or as_latex)
+
+
+def _check_html(html: Path | None, overwrite: bool) -> None:
+    if html is None:
+        return
+    if html.is_dir():
+        raise UserError(f"{html} is a folder", "name a file, for example report.html")
+    if html.exists() and not overwrite:
+        raise UserError(f"{html} exists", "name another file, or pass --overwrite")
+    if not html.absolute().parent.is_dir():
+        raise UserError(f"{html.parent} is no folder", "make it first")

@@ -1,0 +1,307 @@
+"""Results side by side: what each reached, and how much they differ, with intervals.
+
+Use:
+
+    results = load_results(["runs/*", "sweep/"])              # name → Result
+    comparison = compare(results, positions=("key", "value", "query"))
+    comparison.rows[1].differences["accuracy"], comparison.warnings
+
+Results on the same items (the same rows of the same dataset) are compared item by item: both are
+resampled with the same draws, which leaves out what the items have in common. Others are taken as
+independent.
+"""
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from patchbench.common import UserError
+from patchbench.effects import columns, select
+from patchbench.results import Result
+from patchbench.statistics import RESAMPLES, Estimate, interval, ratio_draws
+
+ACCURACY = "accuracy"
+POSITIONS = ("key", "value", "query")
+_FILE = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One Result in a comparison.
+
+    Attributes:
+        name: of the run.
+        model: its name.
+        task: its name.
+        layer: whose input the effects are of.
+        accuracy: over the vocabulary.
+        verdict: in words.
+        attrib: by position; empty below the gate.
+        differences: from the reference: "accuracy" and the positions that both have; empty for the
+            reference itself.
+        paired: whether they are item by item; None for the reference.
+    """
+
+    name: str
+    model: str
+    task: str
+    layer: int
+    accuracy: Estimate
+    verdict: str
+    attrib: Mapping[str, Estimate]
+    differences: Mapping[str, Estimate] = field(default_factory=dict)
+    paired: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict for JSON."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        by = {
+            name: {key: estimate.to_json() for key, estimate in getattr(self, name).items()}
+            for name in ("attrib", "differences")
+        }
+        return plain | {"accuracy": self.accuracy.to_json()} | by
+
+
+_PLAIN = ("name", "model", "task", "layer", "verdict", "paired")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several Results side by side.
+
+    Attributes:
+        rows: the best accuracy first.
+        reference: the name of the one that the differences are from.
+        corruption: of the effects.
+        component: of the effects.
+        positions: of the effects.
+        warnings: in what the Results are not comparable.
+    """
+
+    rows: Sequence[ComparisonRow]
+    reference: str
+    corruption: str
+    component: str
+    positions: Sequence[str]
+    warnings: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict for JSON."""
+        plain = {name: getattr(self, name) for name in ("reference", "corruption", "component")}
+        lists = {"positions": list(self.positions), "warnings": list(self.warnings)}
+        return plain | lists | {"rows": [row.to_json() for row in self.rows]}
+
+
+def find_results(patterns: Sequence[str]) -> dict[str, Path]:
+    """Return the folders of Results by name, in the order given.
+
+    Args:
+        patterns: folders of Results, folders that hold some at any depth (a sweep's, a training
+            run's), or globs of either.
+
+    Raises:
+        UserError: one of them matches nothing, or holds no Result.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        places = (
+            [Path(pattern)] if Path(pattern).exists() else sorted(map(Path, glob.glob(pattern)))
+        )
+        if not places:
+            raise UserError(f"{pattern} matches no folder", "name the folder of a Result")
+        before = len(found)
+        for place in places:
+            files = [place / _FILE] if (place / _FILE).is_file() else sorted(place.rglob(_FILE))
+            # What a run keeps beside itself while it is written is no Result.
+            found |= {f.parent: None for f in files if not f.parent.name.startswith(".")}
+        if len(found) == before and not any(p in found for p in places):
+            raise UserError(f"{pattern} holds no Result", f"there is no {_FILE} in or below it")
+    return dict(zip(_short_names(list(found)), found, strict=True))
+
+
+def load_results(patterns: Sequence[str]) -> dict[str, Result]:
+    """Load what `find_results` finds.
+
+    Raises:
+        UserError: see there; or one is damaged or of another schema.
+    """
+    return {name: Result.load(path) for name, path in find_results(patterns).items()}
+
+
+def compare(
+    results: Mapping[str, Result],
+    *,
+    reference: str | None = None,
+    corruption: str = "key",
+    component: str = "block_input",
+    positions: Sequence[str] = POSITIONS,
+    layer: int | None = None,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """Compare Results, denoised.
+
+    Args:
+        results: by name, at least two.
+        reference: the one that the differences are from; by default the most accurate.
+        corruption: of the effects.
+        component: of the effects.
+        positions: of the effects.
+        layer: of the effects; by default each model's middle one.
+        resamples: of the bootstrap.
+
+    Raises:
+        UserError: fewer than two, no such reference, or not one has the corruption.
+    """
+    if len(results) < 2:
+        raise UserError(f"{len(results)} Result to compare", "name at least two")
+    lacking = [name for name, result in results.items() if not _has(result, corruption)]
+    if len(lacking) == len(results):
+        raise UserError(
+            f"none of the Results has the {corruption} corrupted and denoised",
+            "name another --corruption",
+        )
+    names = sorted(results, key=lambda name: -results[name].accuracy.value)
+    reference = names[0] if reference is None else reference
+    if reference not in results:
+        raise UserError(f"there is no run {reference!r}", f"one of {', '.join(results)}")
+    taken = {
+        name: _Side(result, corruption, component, positions, layer)
+        for name, result in results.items()
+    }
+    rows = []
+    for name in names:
+        differences, paired = {}, None
+        if name != reference:
+            paired = taken[name].items == taken[reference].items
+            differences = _differences(taken[name], taken[reference], paired, resamples)
+        rows.append(taken[name].row(name, differences, paired))
+    warnings = _warnings(results)
+    if lacking:
+        warnings.append(f"without the {corruption} corrupted and denoised: {', '.join(lacking)}")
+    return Comparison(
+        rows=rows,
+        reference=reference,
+        corruption=corruption,
+        component=component,
+        positions=positions,
+        warnings=warnings,
+    )
+
+
+class _Side:
+    """What one Result brings into a comparison."""
+
+    def __init__(
+        self,
+        result: Result,
+        corruption: str,
+        component: str,
+        positions: Sequence[str],
+        layer: int | None,
+    ) -> None:
+        self.result = result
+        layers = result.provenance["model"].get("num_layers") or 2
+        self.layer = max(1, layers // 2) if layer is None else layer
+        measured = result.rows.filter(pc.field("control").is_null())
+        # One row of each example, by its number.
+        numbers, first = np.unique(measured["example"].to_numpy(), return_index=True)
+        self.correct = measured["correct"].to_numpy()[first].astype(float)
+        # What Results on the same items have in common.
+        self.items = (result.provenance["dataset"]["sha256"], numbers.tobytes())
+        self.parts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.attrib: dict[str, Estimate] = {}
+        if not _has(result, corruption):
+            return
+        run = next(
+            run
+            for run in result.summary["runs"]
+            if (run["corruption"], run["direction"]) == (corruption, "denoise")
+        )
+        effects = {e["site"]: Estimate.from_json(e["attrib"]) for e in run["effects"]}
+        sites = {p: f"L{self.layer}.{component}@{p}" for p in positions}
+        sites = {p: site for p, site in sites.items() if site in effects}
+        self.attrib = {position: effects[site] for position, site in sites.items()}
+        if sites:
+            chosen = select(measured, corruption, "denoise")
+            _, top, bottom = columns(chosen, sites=list(sites.values()))
+            for index, position in enumerate(sites):
+                self.parts[position] = top[:, index], bottom[:, index]
+        self.parts[ACCURACY] = self.correct, np.ones_like(self.correct)
+
+    def row(
+        self, name: str, differences: Mapping[str, Estimate], paired: bool | None
+    ) -> ComparisonRow:
+        """Return its row."""
+        return ComparisonRow(
+            name=name,
+            model=self.result.summary["model"]["name"],
+            task=self.result.summary["task"]["name"],
+            layer=self.layer,
+            accuracy=self.result.accuracy,
+            verdict=str(self.result.verdict),
+            attrib=self.attrib,
+            differences=differences,
+            paired=paired,
+        )
+
+
+def _differences(one: _Side, reference: _Side, paired: bool, resamples: int) -> dict[str, Estimate]:
+    """Return how much more one has than the reference, for what both have."""
+    found = {}
+    for name in [name for name in one.parts if name in reference.parts]:
+        drawn, values, n = [], [], []
+        for number, side in enumerate((one, reference)):
+            top, bottom = (part[:, None] for part in side.parts[name])
+            rng = np.random.default_rng(0 if paired else number)
+            value, draws, count = ratio_draws(top, bottom, rng=rng, resamples=resamples)
+            values.append(float(value[0]))
+            drawn.append(draws)
+            n.append(int(count[0]))
+        low, high = interval(drawn[0] - drawn[1])[:, 0]
+        found[name] = Estimate(values[0] - values[1], float(low), float(high), n=min(n))
+    return found
+
+
+def _has(result: Result, corruption: str) -> bool:
+    return any(
+        (run["corruption"], run["direction"]) == (corruption, "denoise")
+        for run in result.summary["runs"]
+    )
+
+
+def _warnings(results: Mapping[str, Result]) -> list[str]:
+    """Return in what the Results differ that makes their numbers hard to compare."""
+    asked = {
+        "task": lambda r: r.summary["task"]["name"],
+        "task's settings": lambda r: repr(sorted(r.provenance["task"]["config"].items())),
+        "split": lambda r: r.summary["task"]["split"],
+        "template": lambda r: r.summary["task"]["template"],
+        "shots": lambda r: r.summary["task"]["shots"],
+        "number of layers": lambda r: r.provenance["model"].get("num_layers"),
+    }
+    found = []
+    for name, read in asked.items():
+        values = {str(read(result)) for result in results.values()}
+        if len(values) > 1:
+            shown = f": {', '.join(sorted(values))}" if max(map(len, values)) < 24 else ""
+            found.append(f"the runs differ in {name}{shown}")
+    return found
+
+
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths without the folders that they share, and without a training run's last."""
+    parts = [
+        path.parts[:-1] if path.name == "result" and len(path.parts) > 1 else path.parts
+        for path in paths
+    ]
+    shared = 0
+    shortest = min(map(len, parts), default=1)
+    while shared < shortest - 1 and len({p[shared] for p in parts}) == 1:
+        shared += 1
+    names = ["/".join(p[shared:]) for p in parts]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
