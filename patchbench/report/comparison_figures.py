@@ -85,15 +85,13 @@ def mechanism_triangle(
         if total < 0.1:
             continue
         key, value, query = (sums[role] / total for role in _CORNERS)
-        few = len(results) <= _LABELLED
         figure.add_scatterternary(
             a=[value],
             b=[key],
             c=[query],
             name=label(name),
-            mode="markers+text" if few else "markers",
-            text=[label(name)] if few else None,
-            textposition="top center",
+            mode="markers",
+            cliponaxis=False,
             marker={
                 "size": 12,
                 "symbol": SYMBOLS[index % len(SYMBOLS)],

@@ -98,7 +98,10 @@ def heat_map(
             x=[label(position) for position in positions],
             y=[_layer(layer) for layer in layers],
             z=[[None if e is None else e.value for e in row] for row in effects],
-            text=[["" if e is None else f"{e.value + 0.0:.2f}" for e in row] for row in effects],
+            text=[
+                ["" if e is None else f"{round(e.value, 2) + 0.0:.2f}" for e in row]
+                for row in effects
+            ],
             texttemplate="%{text}",
             hovertext=[
                 [
@@ -320,8 +323,8 @@ def _layer(layer: int | None) -> str:
 
 def estimate_words(estimate: Estimate) -> str:
     """Return an estimate with its interval and n, for a hover."""
-    e = estimate
-    return f"{e.value + 0.0:.3f} [{e.low + 0.0:.3f}, {e.high + 0.0:.3f}], n {e.n}"
+    value, low, high = (round(v, 3) + 0.0 for v in (estimate.value, estimate.low, estimate.high))
+    return f"{value:.3f} [{low:.3f}, {high:.3f}], n {estimate.n}"
 
 
 def _hover(site: Site, effect: Estimate | None, q_values: Mapping[str, float | None]) -> str:

@@ -64,7 +64,7 @@ def interval_text(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
     """Return "0.98 [0.97, 0.99]"."""
     if estimate is None or estimate["value"] is None:
         return "–"
-    value, low, high = (estimate[name] + 0.0 for name in ("value", "low", "high"))
+    value, low, high = (round(estimate[name], digits) + 0.0 for name in ("value", "low", "high"))
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
