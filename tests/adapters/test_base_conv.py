@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.signal import lfilter
 
-from patchbench.adapters import MIXERS, MixerLMConfig
+from patchbench.adapters import MIXERS, MixerLMConfig, MixerLMForCausalLM
 from patchbench.adapters.mixers.filters import FilterOptions, ImplicitFilter
 
 WIDTH = 6
@@ -62,6 +62,12 @@ def test_a_continuation_equals_the_whole(d_conv):
         y, state = mixer(chunk, state, return_state=True)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-6, rtol=0)
+
+
+def test_a_long_filter_begins_with_its_sine_frequency():
+    config = MixerLMConfig.preset("based_long", width=WIDTH, vocab_size=4, sine_frequency=2.0)
+    network = MixerLMForCausalLM(config).backbone.layers[0].mixer.filter
+    assert torch.equal(network.frequency, torch.full((64,), 2.0))
 
 
 def test_an_implicit_filter_is_the_network_of_the_lag():

@@ -6,7 +6,7 @@ import torch
 from scipy.linalg import expm
 from scipy.signal import lfilter
 
-from patchbench.adapters import MIXERS, MixerLMConfig
+from patchbench.adapters import MIXERS, MixerLMConfig, MixerLMForCausalLM
 
 WIDTH = 8
 
@@ -114,3 +114,18 @@ def test_a_removed_write_is_as_if_the_token_wrote_nothing():
     torch.testing.assert_close(y[:, 4:], expected[:, 4:], atol=1e-5, rtol=0)
     # The D term reads the input itself, so there the two differ.
     assert not torch.allclose(y[:, 3], expected[:, 3], atol=1e-3)
+
+
+def test_initialisation_is_s4ds():
+    torch.manual_seed(0)
+    config = MixerLMConfig.preset("h3", width=256, layers=2, vocab_size=4)
+    mixer = MixerLMForCausalLM(config).backbone.layers[1].mixer
+    # S4D-Lin: A = −1/2 + iπn.
+    torch.testing.assert_close(mixer.log_A_real.exp(), torch.full((128, 32), 0.5))
+    torch.testing.assert_close(mixer.A_imag, torch.pi * torch.arange(32.0).expand(128, 32))
+    steps = mixer.log_dt.detach().exp()
+    assert 0.001 <= float(steps.min()) < 0.002
+    assert 0.05 < float(steps.max()) <= 0.1
+    assert 0.3 < float((steps < 0.01).float().mean()) < 0.7  # uniform in the logarithm
+    for weights, deviation in ((mixer.C, 0.5**0.5), (mixer.shift, 1), (mixer.D, 1)):
+        assert float(weights.detach().std()) == pytest.approx(deviation, rel=0.2)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.signal import lfilter
 
-from patchbench.adapters import MIXERS, MixerLMConfig
+from patchbench.adapters import MIXERS, MixerLMConfig, MixerLMForCausalLM
 
 WIDTH = 6
 
@@ -69,3 +69,14 @@ def test_a_continuation_equals_the_whole(d_conv):
         y, state = mixer(chunk, state, return_state=True)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("frequency", [1.0, 3.0])
+def test_initial_sines_and_skips(frequency):
+    torch.manual_seed(0)
+    config = MixerLMConfig.preset(
+        "hyena", width=256, layers=2, vocab_size=4, sine_frequency=frequency
+    )
+    mixer = MixerLMForCausalLM(config).backbone.layers[1].mixer
+    assert torch.equal(mixer.filter.frequency, torch.full((64,), frequency))
+    assert float(mixer.D.detach().std()) == pytest.approx(1, rel=0.2)

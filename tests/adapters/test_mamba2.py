@@ -101,6 +101,12 @@ def test_initialisation_is_the_authors():
     steps = torch.nn.functional.softplus(mixer.dt_bias).detach()
     assert 0.001 <= float(steps.min()) < 0.002
     assert 0.05 < float(steps.max()) <= 0.1
+    for name, bound in (
+        ("in_proj", 1 / 128**0.5),  # PyTorch's default: ±1/√(fan in)
+        ("out_proj", 1 / 256**0.5 / 2**0.5),  # over √layers
+    ):
+        largest = float(mixer.get_parameter(f"{name}.weight").detach().abs().max())
+        assert 0.98 * bound < largest <= bound * (1 + 1e-6), name
 
 
 @pytest.mark.parametrize(
