@@ -11,6 +11,7 @@ Use:
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +44,8 @@ class ReadOut:
     """
 
     def __init__(self, model: nn.Module, batch: Batch, device: torch.device) -> None:
-        self._set(model, torch.as_tensor(batch.read_out, device=device), batch.length)
+        self._take(model)
+        self._move(torch.as_tensor(batch.read_out, device=device), batch.length)
 
     @classmethod
     def at(cls, model: nn.Module, positions: Tensor, length: int) -> "ReadOut":
@@ -55,15 +57,25 @@ class ReadOut:
             length: tokens that go in.
         """
         read_out = cls.__new__(cls)
-        read_out._set(model, positions, length)
+        read_out._take(model)
+        read_out._move(positions, length)
         return read_out
 
-    def _set(self, model: nn.Module, positions: Tensor, length: int) -> None:
+    def moved(self, positions: Tensor, length: int) -> "ReadOut":
+        """Return `ReadOut.at` of the same model, which need not be looked at again."""
+        read_out = copy(self)
+        read_out._move(positions, length)
+        return read_out
+
+    def _take(self, model: nn.Module) -> None:
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._plain = without_cache(model)
+
+    def _move(self, positions: Tensor, length: int) -> None:
         self._positions, self._length = positions, length
         self._kept, self._columns = positions.unique(return_inverse=True)
-        accepts = inspect.signature(model.forward).parameters
-        self.arguments = without_cache(model)
-        if "logits_to_keep" in accepts:
+        self.arguments = dict(self._plain)
+        if self._keeps:
             self.arguments["logits_to_keep"] = self._kept
 
     def logits(self, output: Any) -> Tensor:
@@ -75,6 +87,8 @@ class ReadOut:
                 f"the model returned logits at {logits.shape[1]} positions",
                 f"{len(self._kept)} were asked for, and the documents have {self._length}",
             )
+        if logits.shape[1] == 1:
+            return logits[:, 0]  # a view: the logits of many documents are not copied
         where = columns[logits.shape[1]].to(logits.device)
         return logits[torch.arange(len(logits), device=logits.device), where]
 

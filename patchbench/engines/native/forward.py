@@ -67,7 +67,8 @@ class Runner:
     ) -> None:
         self._loaded, self._work, self._recording = loaded, work, recording
         self._blocks, self._past, self._counters = blocks, past, counters
-        self._read_out = batch.read_out
+        self._where = batch.read_out
+        self._read_out = ReadOut(loaded.model, batch, torch.device(loaded.device))
         self._row = np.full(len(work), -1)
 
     def logits(self, chunk: Chunk) -> Tensor:
@@ -78,11 +79,9 @@ class Runner:
         """
         recording, documents = self._recording, self._work.document[chunk.items]
         rows = torch.as_tensor(documents, device=recording.tokens.device)
-        positions = self._read_out[self._work.example[chunk.items]] - chunk.cut
+        positions = self._where[self._work.example[chunk.items]] - chunk.cut
         model = self._loaded.model
-        read_out = ReadOut.at(
-            model, torch.as_tensor(positions, device=rows.device), chunk.end - chunk.cut
-        )
+        read_out = self._read_out.moved(_index(positions, rows), chunk.end - chunk.cut)
         arguments = dict(read_out.arguments)
         if self._past is not None:
             arguments |= self._past.resume(documents, chunk.cut, chunk.layer)

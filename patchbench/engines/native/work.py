@@ -118,7 +118,7 @@ class Work:
                 "document": run * len(batch) + examples,
             }
             for name, values in columns.items():
-                parts[name].append(np.broadcast_to(values, count))
+                parts[name].append(_column(values, count))
             for site, donor, positions in zip(
                 intervention.sites, intervention.donors, where, strict=True
             ):
@@ -129,7 +129,7 @@ class Work:
                     "example": examples,
                 }
                 swaps.setdefault(key, []).append(
-                    {name: np.broadcast_to(values, count) for name, values in line.items()}
+                    {name: _column(values, count) for name, values in line.items()}
                 )
             total += count
         for name, values in parts.items():
@@ -173,6 +173,11 @@ class Work:
             self.wanted.setdefault(run, {}).setdefault(origin, {})[slot] = positions
         line["slot"] = self._slot_of[key]
         return (point, origin), line
+
+
+def _column(values: np.ndarray | int, count: int) -> np.ndarray:
+    # `np.broadcast_to` takes twenty times as long, which is felt.
+    return values if isinstance(values, np.ndarray) else np.full(count, values)
 
 
 def first_block(hook_map: HookMap, site: Site) -> int:
