@@ -18,6 +18,7 @@ _LAZY = {
     "load_task": "patchbench.tasks",
     "evaluate": "patchbench.evaluation",
     "plan": "patchbench.planning",
+    "pool": "patchbench.pooling",
     "train": "patchbench.training",
     "ModelSpec": "patchbench.training",
     "Result": "patchbench.results",
@@ -41,6 +42,7 @@ __all__ = [
     "load_model",
     "load_task",
     "plan",
+    "pool",
     "train",
 ]
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from patchbench.evaluation import evaluate
     from patchbench.interventions import Intervention
     from patchbench.planning import plan
+    from patchbench.pooling import pool
     from patchbench.results import Result
     from patchbench.sites import Position, Site
     from patchbench.statistics import Estimate

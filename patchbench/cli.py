@@ -27,7 +27,7 @@ from patchbench.cli_options import (
     calm_libraries,
     overrides_of,
 )
-from patchbench.cli_results import compare, show
+from patchbench.cli_results import compare, pool, show
 from patchbench.cli_selftest import selftest
 from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
@@ -51,6 +51,7 @@ app.command()(evaluate)
 app.command()(train)
 app.command()(show)
 app.command()(compare)
+app.command()(pool)
 app.command()(selftest)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 

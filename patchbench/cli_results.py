@@ -1,4 +1,4 @@
-"""`patchbench show` and `patchbench compare`: what finished runs say.
+"""`patchbench show`, `compare` and `pool`: what finished runs say.
 
 Nothing is computed by a model here; everything comes from the folders of Results.
 """
@@ -95,6 +95,26 @@ def compare(
     if html is not None:
         shown.write_comparison_page(comparison, results, html)
         typer.echo(f"written: {html}", err=as_json or as_csv or as_latex)
+
+
+def pool(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Runs of one experiment that differ in the seed: as for `compare`."),
+    ],
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Pool runs of several seeds: effects over seeds, and how many agree on the verdict."""
+    from patchbench.comparing import load_results
+    from patchbench.pooling import pool as pooled_of
+    from patchbench.report.pooled import print_pooled
+
+    pooled = pooled_of(load_results(runs), seed=seed)
+    if as_json:
+        typer.echo(json.dumps(pooled.summary, indent=2))
+    else:
+        print_pooled(pooled)
 
 
 def _check_html(html: Path | None, overwrite: bool) -> None:

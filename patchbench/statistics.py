@@ -122,7 +122,7 @@ def mean(
     n = len(values)
     if n < 2:
         return Estimate(float(values[0]) if n else nan, *bounds, n=n)
-    low, high = np.quantile(_counts(n, resamples, rng) @ values / n, _tails(level))
+    low, high = np.quantile(counts(n, resamples, rng) @ values / n, _tails(level))
     return Estimate(float(values.mean()), float(low), float(high), n)
 
 
@@ -174,10 +174,10 @@ def ratio_draws(
     denominator = np.broadcast_to(denominator, numerator.shape)
     present = ~(np.isnan(numerator) | np.isnan(denominator))
     top, bottom = (np.where(present, part, 0.0) for part in (numerator, denominator))
-    counts = _counts(len(numerator), resamples, rng)
+    times = counts(len(numerator), resamples, rng)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = _ratio(top.sum(axis=0), bottom.sum(axis=0))
-        drawn = _ratio(counts @ top, counts @ bottom)
+        drawn = _ratio(times @ top, times @ bottom)
     return values, drawn, present.sum(axis=0)
 
 
@@ -233,7 +233,7 @@ def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
     return np.where(bottom == 0, nan, top / bottom)
 
 
-def _counts(n: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
+def counts(n: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """Return how often each resample draws each example: (resamples, n)."""
     if n == 0:
         return np.zeros((resamples, 0))

@@ -17,6 +17,7 @@ only the probability is left. Attrib without a word is that of the probability.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -173,11 +174,9 @@ def costs(
         rng = np.random.default_rng(seed)
         return mean(values, rng=rng, resamples=resamples, bounds=bounds)
 
-    return (
-        estimate(clean, (0.0, 1.0)),
-        estimate(corrupted, (0.0, 1.0)),
-        estimate(clean - corrupted, (-1.0, 1.0)),
-    )
+    # Only a probability has limits.
+    own, gap = ((0.0, 1.0), (-1.0, 1.0)) if metric == "p" else ((nan, nan), (nan, nan))
+    return estimate(clean, own), estimate(corrupted, own), estimate(clean - corrupted, gap)
 
 
 def _run(

@@ -102,7 +102,8 @@ def print_strata(console: Console, summary: Mapping[str, Any], run: Mapping[str,
     for name in ("n", "accuracy", "Δp"):
         table.add_column(name, justify="right", no_wrap=True)
     for site in sites:
-        table.add_column(escape(site), justify="right", overflow="fold")
+        # A long name breaks where its position begins.
+        table.add_column(escape(site.replace("@", "\n@")), justify="right", overflow="fold")
     accuracies = {item["stratum"]: item["accuracy"] for item in summary["strata"]}
     for stratum in run["strata"]:
         effects = {e["site"]: Estimate.from_json(e["attrib"]) for e in stratum["effects"]}

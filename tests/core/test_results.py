@@ -1,6 +1,7 @@
 """A Result: what it computes from its rows, and its way to disk and back."""
 
 import json
+import math
 import os
 
 import numpy as np
@@ -258,3 +259,13 @@ def test_a_metric_that_is_not_finite_is_refused_and_not_left_out():
     with pytest.raises(pb.UserError, match="logp is not finite in some rows"):
         make(rows).attrib("L0.q@key", metric="logp")
     assert make(rows).attrib("L0.q@key", metric="p").value == pytest.approx(0.5)
+
+
+def test_only_a_probability_has_limits_where_one_example_allows_no_interval():
+    from patchbench.summary import costs
+
+    rows = make_rows({"L1.block_input@value": 0.5}, n=1)
+    by = {m: costs(rows, seed=0, resamples=100, metric=m)[2] for m in ("p", "logit_diff")}
+    assert (by["p"].low, by["p"].high) == (-1.0, 1.0)
+    assert math.isnan(by["logit_diff"].low)
+    assert math.isnan(by["logit_diff"].high)

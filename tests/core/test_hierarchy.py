@@ -1,0 +1,93 @@
+"""Draws of seeds, grammars and examples: against loops, and how often the truth is covered."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm, t
+
+from patchbench.hierarchy import Draws, Unit
+from patchbench.statistics import ratio_of_means
+
+
+def units(*texts: str) -> list[Unit]:
+    """Read "seed/grammar/dataset"."""
+    parts = [text.split("/") for text in texts]
+    return [Unit(seed=seed, grammar=grammar, dataset=data) for seed, grammar, data in parts]
+
+
+def draws_of(found: list[Unit], n: int = 30, seed: int = 0, resamples: int = 400) -> Draws:
+    sizes = {unit.dataset: n for unit in found}
+    return Draws.of(found, sizes, rng=np.random.default_rng(seed), resamples=resamples)
+
+
+def part(values: np.ndarray, gap: float = 1.0):
+    column = np.asarray(values, float)[:, None]
+    return np.arange(len(column)), column, np.full_like(column, gap)
+
+
+def test_one_run_is_the_plain_bootstrap():
+    values = np.random.default_rng(1).normal(0.4, 1, size=(30, 2))
+    gap = np.random.default_rng(2).uniform(0.5, 1, size=(30, 2))
+    found = draws_of(units("0//a")).ratio([(np.arange(30), values, gap)])[1]
+    rng = np.random.default_rng(0)
+    truth = ratio_of_means(values, gap, rng=rng, resamples=400)[1]
+    limits = (truth.value, truth.low, truth.high)
+    assert (found.value, found.low, found.high) == pytest.approx(limits, rel=1e-9)
+
+
+def test_seeds_and_grammars_weigh_equally_whatever_their_examples():
+    """Seed 0 has two grammars, seed 1 one: weights 1/4, 1/4, 1/2; a mean gap each."""
+    parts = [part([1] * 30, gap=2), part([2] * 10, gap=4), part([3] * 5, gap=5)]
+    (found,) = draws_of(units("0/1/a", "0/2/b", "1/1/c")).ratio(parts)
+    assert found.value == pytest.approx((1 / 4 + 2 / 4 + 3 / 2) / (2 / 4 + 4 / 4 + 5 / 2))
+    assert found.n == 45
+
+
+def test_limits_are_those_of_a_loop_stretched():
+    rng = np.random.default_rng(3)
+    parts = [part(rng.normal(s, 1, 30)) for s in (0.0, 0.2, 0.9)]
+    draws = draws_of(units("0//a", "1//b", "2//c"))
+    (found,) = draws.ratio(parts)
+    drawn = []
+    for row in range(400):
+        total = 0.0
+        for number, (_, values, _) in enumerate(parts):
+            times = draws.examples["abc"[number]][row]
+            assert times.sum() == 30
+            total += draws.weights[row, number] * np.repeat(values[:, 0], times.astype(int)).mean()
+        drawn.append(total)
+    value = np.mean([values.mean() for _, values, _ in parts])
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    factor = t.ppf(0.975, 2) / norm.ppf(0.975) * np.sqrt(3 / 2)
+    limits = (value + factor * (low - value), value + factor * (high - value))
+    assert (found.value, found.low, found.high) == pytest.approx((value, *limits))
+
+
+def test_what_is_shared_is_drawn_once():
+    """Two seeds on the same examples know no more of these than one: the limits are no closer."""
+    values = np.random.default_rng(0).normal(size=30)
+    same = draws_of(units("0//a", "1//a"), resamples=4000)
+    other = draws_of(units("0//a", "1//b"), resamples=4000)
+    shared, apart = (d.ratio([part(values), part(values)])[0] for d in (same, other))
+    ratio = (shared.high - shared.low) / (apart.high - apart.low)
+    assert ratio > 1.1  # √2 if examples alone varied; drawing one seed twice is part of both
+    crossed = draws_of(units("0/1/a", "0/2/b", "1/1/a", "1/2/b"))
+    # Of the resamples that have both seeds.
+    both = crossed.weights[
+        (crossed.weights[:, :2].sum(1) > 0) & (crossed.weights[:, 2:].sum(1) > 0)
+    ]
+    first, second = (half / half.sum(axis=1, keepdims=True) for half in (both[:, :2], both[:, 2:]))
+    assert np.allclose(first, second)
+    assert crossed.weights.sum(axis=1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+@pytest.mark.parametrize("spread", [0.0, 0.3], ids=["equal seeds", "seeds that differ"])
+def test_few_seeds_cover_the_truth_as_often_as_they_say(seeds, spread):
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        parts = [part(rng.normal(0.5 + rng.normal(0, spread), 0.3, 40)) for _ in range(seeds)]
+        draws = draws_of(units(*(f"{s}//{s}" for s in range(seeds))), 40, trial, 300)
+        (found,) = draws.ratio(parts)
+        hits += found.low <= 0.5 <= found.high
+    assert hits / 200 >= 0.92

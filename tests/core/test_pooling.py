@@ -1,0 +1,124 @@
+"""Results pooled: their effects and verdicts over seeds, and what is not pooled."""
+
+import json
+
+import pytest
+
+import patchbench as pb
+from patchbench.results import Result
+from tests.core.rows import PROVENANCE, make_rows
+
+STORED = {
+    "L0.block_input@key": 1.0,
+    "L0.block_input@value": 0.0,
+    "L1.block_input@key": 0.0,
+    "L1.block_input@value": 0.9,
+    "L1.block_input@query": 0.0,
+}
+FETCHED = STORED | {"L1.block_input@value": 0.0, "L1.block_input@query": 1.0}
+
+
+def one(
+    seed: int,
+    effects=STORED,
+    *,
+    config=None,
+    grammar=None,
+    data=None,
+    trained=True,
+    asked=None,
+    **rows,
+):
+    model = PROVENANCE["model"] | {
+        "name": f"runs/{seed}",
+        "num_layers": 2,
+        "components": ["block_input"],
+    }
+    settings = {"num_pairs": 4} | ({} if grammar is None else {"grammar_seed": grammar})
+    provenance = PROVENANCE | {
+        "model": model,
+        "task": PROVENANCE["task"] | {"seed": seed, "config": settings | (config or {})},
+        "dataset": {"rows": 60, "sha256": f"digest {seed} {grammar}"},
+    }
+    if trained:
+        provenance["training"] = {"model": {"width": 8}, "training": {"seed": seed, "lr": 0.1}}
+    asked = {"seed": 0, "resamples": 300, "components": ["block_input"], "split": "test"} | (
+        asked or {}
+    )
+    table = make_rows(effects, n=60, **({"right": 56} | rows))
+    return Result.from_rows(table, config=asked, provenance=provenance)
+
+
+def test_effects_are_of_equal_seeds_and_the_verdicts_are_counted():
+    third = STORED | {"L1.block_input@value": 0.6}
+    pooled = pb.pool([one(0), one(1), one(2, third)])
+    found = pooled.attrib("L1.block_input@value")
+    assert found.value == pytest.approx((0.9 + 0.9 + 0.6) / 3)
+    assert found.low < 0.6
+    assert found.n == 180
+    assert (pooled.label, pooled.agreement.value, pooled.agreement.n) == ("induction", 1.0, 3)
+    assert pooled.accuracy.value == pytest.approx(56 / 60)
+    run = pooled.summary["runs"][0]
+    each = next(e["each"] for e in run["effects"] if e["site"] == "L1.block_input@value")
+    assert list(each.values()) == pytest.approx([0.9, 0.9, 0.6])
+    assert json.loads(json.dumps(pooled.summary, allow_nan=False)) == pooled.summary
+
+
+def test_who_is_below_the_gate_counts_for_the_verdict_and_not_for_the_effects():
+    pooled = pb.pool({"a": one(0), "b": one(1, FETCHED), "c": one(2, right=3)})
+    assert pooled.summary["runs"][0]["above_gate"] == ["a", "b"]
+    assert pooled.attrib("L1.block_input@value").value == pytest.approx(0.45)
+    labels = pooled.summary["verdict"]["labels"]
+    assert labels == {"induction": 1, "direct retrieval, early": 1, "not solved": 1}
+    assert pooled.agreement.value == pytest.approx(1 / 3)
+    assert pooled.accuracy.value == pytest.approx((56 + 56 + 3) / 180)
+
+
+def test_grammars_are_a_level_below_seeds():
+    runs = [one(seed, grammar=grammar) for seed in (0, 1) for grammar in (5, 6)]
+    pooled = pb.pool(runs)
+    assert (pooled.summary["seeds"], pooled.summary["grammars"]) == (2, 2)
+    assert {unit.grammar for unit in pooled.units.values()} == {"5", "6"}
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([one(0)], "1 Result to pool"),
+        ([one(0), one(0)], "are of one seed, on the same examples"),
+        ([one(0), one(1, config={"num_pairs": 8})], r"task.num_pairs: 4 → 8"),
+        ([one(0), one(1, asked={"split": "dev"})], r"evaluation.split: test → dev"),
+        ([one(0), one(1, asked={"corruptions": ["swap"]})], r"evaluation.corruptions: None →"),
+        ([one(0), one(1, {"L0.block_input@query": 1.0})], "no site in common"),
+    ],
+    ids=["one", "twice", "task", "split", "corruption", "sites"],
+)
+def test_what_is_not_one_experiment_is_refused(results, message):
+    with pytest.raises(pb.UserError, match=message):
+        pb.pool(results)
+
+
+def test_without_a_recorded_training_each_model_is_a_seed():
+    pooled = pb.pool([one(0, trained=False), one(1, trained=False)])
+    assert pooled.summary["seeds"] == 2
+
+
+def test_the_command_prints_the_agreement_in_80_columns(tmp_path, monkeypatch, capsys):
+    from patchbench import cli
+
+    for seed in range(3):
+        one(seed).save(tmp_path / f"s{seed}")
+
+    def run(*more: str) -> str:
+        monkeypatch.setattr("sys.argv", ["patchbench", "pool", f"{tmp_path}/s*", *more])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert not stopped.value.code
+        return capsys.readouterr().out
+
+    text = run()
+    assert "verdict  induction in 3 of 3 seeds, agreement 1.000 [0.439, 1.000]" in text
+    assert "pooled Attrib of block_input" in text
+    assert max(map(len, text.splitlines())) <= 80
+    summary = json.loads(run("--json"))
+    assert summary["verdict"]["count"] == 3
