@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from patchbench import Result
+from patchbench import Result, evaluate, load_model
 from patchbench.adapters import bundled
 from patchbench.common import atomic_write
 from patchbench.training import Trained, presets, train
@@ -125,7 +125,17 @@ def copy_model(place: Path, key: Key) -> None:
     target.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", FILE):
         shutil.copyfile(place / name, target / name)
-    result = Result.load(place / RESULT)
+    trained = Result.load(place / RESULT)
+    # Evaluated once more, so that the Result is what this version of the package makes of it.
+    result = evaluate(
+        load_model(target),
+        presets.PRESETS[key[:2]][key[2]].load_task(BUNDLED[key]),
+        n=trained.summary["n"],
+        template="symbolic",
+        seed=BUNDLED[key],
+        command=trained.provenance["command"],
+    )
+    result.provenance["training"] = trained.provenance["training"]
     for part in (result.summary, result.provenance):
         part["model"]["name"] = bundled.PREFIX + target.name
     result.save(target / RESULT)

@@ -5,10 +5,9 @@ Use:
     preset = find_preset("mini", "mamba", "ar")
     train(preset.spec(), preset.load_task(seed=0), out="runs/m", **preset.settings, seed=0)
 
-"tiny" takes at most 2 minutes on one core (on ATR at most 3.2, measured while the other core was
-busy), "mini" at most 10; what each reached, seed by seed, is in `records.json` beside this file,
-written by `examples/train_presets.py`. "paper" is the paper's
-own scale (arXiv 2505.15105), with the rate chosen on dev, and has no records.
+"tiny" takes at most 2 minutes on one core, "mini" at most 10; what each reached, seed by seed, is in
+`records.json` beside this file, written by `examples/train_presets.py`. "paper" is the paper's own
+scale (arXiv 2505.15105), with the rate chosen on dev, and has no records.
 
 What decides whether models this small learn recall is the embedding's scale. With PyTorch's Linears
 a standard deviation of 0.02 drowns the tokens in what the first layer adds, and attention stays on
@@ -94,8 +93,6 @@ _WIDE = {"initializer_range": 0.3}
 _FRESH = {"data": "fresh", "schedule": "constant", "warmup": 100, "stop_at": 0.99, "dev_n": 1024}
 _COSINE = {"schedule": "cosine"}
 _FEW_PAIRS_FIRST = {"curriculum": ("num_pairs=2:1500", "num_pairs=4:2000")}
-# On few pairs Mamba may settle, in small batches, for a solution that more pairs do not extend.
-_LARGE_BATCHES = {"batch_size": 128, "curriculum": ("num_pairs=2:600", "num_pairs=4:1200")}
 # With learned positions attention may also solve the task another way: its first layer tells the
 # query where the key stands, and the second reads what comes next (Attrib 1 at the query).
 _OPTIONS = {"attention": {"positions": "rope"}}
@@ -123,7 +120,7 @@ _AR_MINI: Mapping[str, _Line] = {
     "base_conv": (3e-3, 2500, False, _COSINE),
     "hyena": (3e-3, 2500, False, _COSINE),
     "h3": (3e-3, 2000, False, _COSINE),
-    "mamba": (1e-2, 5000, True, {**_LARGE_BATCHES, **_COSINE}),
+    "mamba": (1e-2, 9000, True, {**_FEW_PAIRS_FIRST, **_COSINE}),
     "mamba_noconv": (1e-2, 5000, False, {**_FEW_PAIRS_FIRST, **_COSINE}),
     "mamba2": (3e-3, 5000, True, _COSINE),
     "delta_net": (3e-3, 4000, True, {}),
