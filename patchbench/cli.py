@@ -27,7 +27,7 @@ from patchbench.cli_options import (
     calm_libraries,
     overrides_of,
 )
-from patchbench.cli_results import compare, pool, show
+from patchbench.cli_results import compare, leaderboard, pool, show
 from patchbench.cli_selftest import selftest
 from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
@@ -52,6 +52,7 @@ app.command()(train)
 app.command()(show)
 app.command()(compare)
 app.command()(pool)
+app.command()(leaderboard)
 app.command()(selftest)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 

@@ -117,7 +117,40 @@ def pool(
         print_pooled(pooled)
 
 
+def leaderboard(
+    folders: Annotated[
+        list[str], typer.Argument(help="Folders that hold Results at any depth, or globs.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page, as in index.html.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
+    corruption: Annotated[str, typer.Option(help="key, value or swap.")] = "key",
+    positions: Annotated[str, typer.Option(help="By comma.")] = "key,value,query",
+    layer: Annotated[
+        int | None, typer.Option(help="[default: the middle one of each model]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List all Results of some folders, each once, as a sortable page for any static host."""
+    _check_html(out, overwrite)
+    from patchbench.leaderboard import leaderboard as collect
+    from patchbench.report.leaderboard import print_leaderboard, write_leaderboard_page
+
+    board = collect(folders, corruption=corruption, positions=names(positions), layer=layer)
+    for line in board.skipped:
+        typer.echo(f"warning: left out: {line}", err=True)
+    if as_json:
+        typer.echo(json.dumps(board.to_json(), indent=2))
+    elif out is None:
+        print_leaderboard(board)
+    if out is not None:
+        write_leaderboard_page(board, out)
+        typer.echo(f"written: {out}", err=as_json)
+
+
 def _check_html(html: Path | None, overwrite: bool) -> None:
+    """Check that a page can be written, before the work."""
     if html is None:
         return
     if html.is_dir():

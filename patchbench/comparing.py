@@ -114,13 +114,14 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
         )
         if not places:
             raise UserError(f"{pattern} matches no folder", "name the folder of a Result")
-        before = len(found)
+        held: dict[Path, None] = {}
         for place in places:
             files = [place / _FILE] if (place / _FILE).is_file() else sorted(place.rglob(_FILE))
             # What a run keeps beside itself while it is written is no Result.
-            found |= {f.parent: None for f in files if not f.parent.name.startswith(".")}
-        if len(found) == before and not any(p in found for p in places):
+            held |= {f.parent: None for f in files if not f.parent.name.startswith(".")}
+        if not held:
             raise UserError(f"{pattern} holds no Result", f"there is no {_FILE} in or below it")
+        found |= held
     return dict(zip(_short_names(list(found)), found, strict=True))
 
 

@@ -5,9 +5,9 @@ Use:
     preset = find_preset("mini", "mamba", "ar")
     train(preset.spec(), preset.load_task(seed=0), out="runs/m", **preset.settings, seed=0)
 
-"tiny" takes at most 2 minutes on one core, "mini" at most 10; what each reached, seed by seed, is in
-`records.json` beside this file, written by `examples/train_presets.py`. "paper" is the paper's own
-scale (arXiv 2505.15105), with the rate chosen on dev, and has no records.
+"tiny" takes at most 2 minutes on one core, "mini" at most 10; what each reached, seed by seed, is
+in `records.json` beside this file, written by `examples/train_presets.py`. "paper" is the paper's
+own scale (arXiv 2505.15105), with the rate chosen on dev, and has no records.
 
 What decides whether models this small learn recall is the embedding's scale. With PyTorch's Linears
 a standard deviation of 0.02 drowns the tokens in what the first layer adds, and attention stays on

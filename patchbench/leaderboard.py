@@ -1,0 +1,156 @@
+"""All Results below some folders as one table, the same whichever way the folders are merged.
+
+Use:
+
+    board = leaderboard(["runs/"])
+    board.entries[0].model, board.entries[0].accuracy, board.skipped
+
+A Result that is found twice counts once: what tells two apart is what they say (settings, origin,
+numbers), never where they lie. The order depends on nothing else either, so a page made again from
+the same Results is the same page.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from patchbench.common import UserError
+from patchbench.comparing import POSITIONS, find_results
+from patchbench.results import Result
+from patchbench.statistics import Estimate
+
+# Of a Result from before there were verdicts.
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One Result.
+
+    Attributes:
+        id: a digest of what it says.
+        model: its name.
+        parameters: their number.
+        task: its name.
+        seed: of the task.
+        n: items.
+        accuracy: over the vocabulary.
+        verdict: in words.
+        layer: whose input the effects are of.
+        attrib: by position; empty below the gate.
+        date: when it was made, in UTC: 2026-12-02.
+        version: of patchbench.
+    """
+
+    id: str
+    model: str
+    parameters: int
+    task: str
+    seed: int
+    n: int
+    accuracy: Estimate
+    verdict: str
+    layer: int
+    attrib: dict[str, Estimate]
+    date: str
+    version: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict for JSON."""
+        by = {position: estimate.to_json() for position, estimate in self.attrib.items()}
+        return asdict(self) | {"accuracy": self.accuracy.to_json(), "attrib": by}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaderboard:
+    """The entries, by task and the best accuracy first, and what could not be read.
+
+    Attributes:
+        entries: each Result once.
+        positions: of the effects.
+        corruption: of the effects.
+        skipped: a line for each folder that holds a damaged Result.
+    """
+
+    entries: Sequence[Entry]
+    positions: Sequence[str]
+    corruption: str
+    skipped: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict for JSON."""
+        return {
+            "corruption": self.corruption,
+            "positions": list(self.positions),
+            "entries": [entry.to_json() for entry in self.entries],
+        }
+
+
+def leaderboard(
+    folders: Sequence[str | Path],
+    *,
+    corruption: str = "key",
+    positions: Sequence[str] = POSITIONS,
+    layer: int | None = None,
+) -> Leaderboard:
+    """Collect the Results below `folders`.
+
+    Args:
+        folders: of Results, or with some at any depth, or globs.
+        corruption: of the effects, which are denoised.
+        positions: of the effects, which are of `block_input`.
+        layer: of the effects; by default each model's middle one.
+
+    Raises:
+        UserError: one of the folders holds no Result, or all Results are damaged.
+    """
+    entries: dict[str, Entry] = {}
+    skipped = []
+    for path in find_results([str(folder) for folder in folders]).values():
+        try:
+            entry = _entry(Result.load(path), corruption, positions, layer)
+        except UserError as error:
+            skipped.append(str(error))
+            continue
+        entries[entry.id] = entry
+    if not entries:
+        raise UserError("there is no Result that can be read", skipped[0])
+    ordered = sorted(entries.values(), key=lambda e: (e.task, -e.accuracy.value, e.model, e.id))
+    return Leaderboard(
+        entries=ordered, positions=tuple(positions), corruption=corruption, skipped=skipped
+    )
+
+
+def _entry(result: Result, corruption: str, positions: Sequence[str], layer: int | None) -> Entry:
+    summary, provenance = result.summary, result.provenance
+    layers = summary["model"].get("num_layers") or 2
+    layer = max(1, layers // 2) if layer is None else layer
+    effects = {
+        effect["site"]: effect["attrib"]
+        for run in summary["runs"]
+        if (run["corruption"], run["direction"]) == (corruption, "denoise")
+        for effect in run["effects"]
+    }
+    sites = {position: f"L{layer}.block_input@{position}" for position in positions}
+    says = json.dumps([result.config, provenance, summary], sort_keys=True)
+    return Entry(
+        id=hashlib.sha256(says.encode()).hexdigest()[:16],
+        model=summary["model"]["name"],
+        parameters=summary["model"]["num_parameters"],
+        task=summary["task"]["name"],
+        seed=summary["task"]["seed"],
+        n=summary["n"],
+        accuracy=result.accuracy,
+        verdict=str(result.verdict) if "verdict" in summary else UNKNOWN,
+        layer=layer,
+        attrib={
+            position: Estimate.from_json(effects[site])
+            for position, site in sites.items()
+            if effects.get(site) is not None
+        },
+        date=str(provenance.get("created") or "")[:10],
+        version=str(provenance.get("patchbench") or ""),
+    )
