@@ -10,20 +10,18 @@ Use:
         result = evaluate(model, task, partial=partial)
         result.save("runs/x")
 
-    x.partial/lock                          held by the process that writes
+    x.partial/.lock                         held by the process that writes
     x.partial/identity.json                 what the parts belong to
     x.partial/part-00000.parquet, .json     rows, and where the engine stood after them
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,9 +29,10 @@ import pyarrow.parquet as pq
 from patchbench.common import ControlError, UserError, atomic_write
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable
+from patchbench.common.locks import LOCK, locked
 from patchbench.effects import ROW_SCHEMA
 
-SUFFIX, LOCK, IDENTITY = ".partial", "lock", "identity.json"
+SUFFIX, IDENTITY = ".partial", "identity.json"
 _MOST_DIFFERENCES = 5
 
 
@@ -143,7 +142,7 @@ def partial_folder(
     out = Path(out)
     path = out.with_name(out.name + SUFFIX)
     check_writable(path, overwrite=True)
-    with _locked(path, out):
+    with locked(path, out):
         if overwrite and not resume:
             _clear(path)
         elif not resume and _parts(path):
@@ -174,40 +173,6 @@ def _clear(path: Path) -> None:
             shutil.rmtree(item)
         elif item.name != LOCK:
             item.unlink()
-
-
-@contextmanager
-def _locked(path: Path, out: Path) -> Iterator[None]:
-    """Hold a lock that the system gives up when the process ends, however it ends."""
-    while True:
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            # No `with`: the lock is held for as long as the file is open.
-            file = open(path / LOCK, "w")  # noqa: SIM115
-        except FileNotFoundError:  # the process that held it has finished and cleared up
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UserError(
-                f"another process is writing {out}", "wait for it, or choose another --out"
-            ) from None
-        if _is_at(file, path / LOCK):
-            break
-        file.close()
-    try:
-        yield
-    finally:
-        file.close()
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is still the one with that name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         UserError: it cannot be written, for example because the disk is full.
     """
     path = Path(path)
-    with _explained(path):
+    with explained(path):
         handle, name = tempfile.mkstemp(prefix=_hidden(path), dir=path.parent)
         os.close(handle)
         temporary = Path(name)
@@ -53,7 +53,7 @@ def fresh_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Pa
     """
     path = Path(path)
     check_writable(path, overwrite=overwrite)
-    with _explained(path):
+    with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=_hidden(path), dir=path.parent))
         temporary.chmod(0o755)
@@ -119,7 +119,7 @@ def check_writable(
             stands in, the home, `keep`), or it cannot be written.
     """
     path = Path(path)
-    with _explained(path):
+    with explained(path):
         place = path.resolve()
         if Path.cwd().is_relative_to(place):
             raise UserError(f"{path} is the working directory or above it", "choose another --out")
@@ -140,7 +140,7 @@ def check_writable(
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turn the system's refusals into a `UserError`."""
     try:
         yield

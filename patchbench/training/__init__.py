@@ -14,21 +14,24 @@ import copy
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchbench.common import UserError
+from patchbench.common.files import explained
 from patchbench.evaluation import evaluate
 from patchbench.evaluation_config import DEFAULT_POSITIONS
 from patchbench.preparation import select_sites
 from patchbench.provenance import weights_digest
 from patchbench.results import Result
 from patchbench.training import data
+from patchbench.training.checkpoints import copy_weights
 from patchbench.training.config import TrainConfig
 from patchbench.training.dynamics import FILE as DYNAMICS
 from patchbench.training.dynamics import Dynamics
-from patchbench.training.folder import RESULT, TrainFolder
+from patchbench.training.folder import OF_FINISHED, RESULT, TrainFolder
 from patchbench.training.loggers import ready_loggers
 from patchbench.training.models import ModelSpec, check_fit
 from patchbench.training.processes import is_main_process, process_share, wait_for_everyone
@@ -75,11 +78,10 @@ class Trained:
         folder = read_folder(Path(path))
         if not folder.finished:
             raise UserError(f"{path} is not finished", "give the same training command again")
-        known = ("rate", "steps", "stopped", "grid", "history")
         return cls(
             path=folder.path,
             result=Result.load(folder.path / RESULT),
-            **{name: folder.content[name] for name in known},
+            **{name: folder.content[name] for name in OF_FINISHED},
         )
 
 
@@ -130,20 +132,21 @@ def train(
 
     report_to = ready_loggers(report_to)
     training = _Training(network, task, config, device)
-    if is_main_process():
-        folder.begin()
-    fits = []
-    for rate in config.rates:
+    with folder.held() if is_main_process() else nullcontext(folder) as folder:
+        if folder.finished:
+            return Trained.load(folder.path)
+        fits = []
+        for rate in config.rates:
 
-        def report(done: int, total: int, known: dict[str, float], rate: float = rate) -> None:
-            if progress is not None:
-                progress(rate, done, total, known)
+            def report(done: int, total: int, known: dict[str, float], rate: float = rate) -> None:
+                if progress is not None:
+                    progress(rate, done, total, known)
 
-        fits.append(training.fit(rate, folder, report, report_to))
-    best = min(fits, key=lambda fit: fit.dev_loss)
-    if best.diverged:
-        raise UserError(best.diverged, _remedy(best))
-    return _finish(folder, best, fits, training, command, started)
+            fits.append(training.fit(rate, folder, report, report_to))
+        best = min(fits, key=lambda fit: fit.dev_loss)
+        if best.diverged:
+            raise UserError(best.diverged, _remedy(best))
+        return _finish(folder, best, fits, training, command, started)
 
 
 class _Training:
@@ -182,7 +185,8 @@ class _Training:
         from patchbench.training.loop import run_fit
 
         config, place = self.config, folder.work(rate)
-        place.mkdir(parents=True, exist_ok=True)
+        with explained(place):
+            place.mkdir(parents=True, exist_ok=True)
         network = copy.deepcopy(self.model)
         dynamics = None
         if config.dynamics_distance:
@@ -242,7 +246,6 @@ def _finish(
 ) -> Trained:
     """Put the best model into the folder, evaluate it, and remove what is no longer needed."""
     from patchbench.adapters import load_model
-    from patchbench.training.loop import copy_weights
 
     assert best.checkpoint is not None
     main = is_main_process()
@@ -261,7 +264,8 @@ def _finish(
     if main:
         copy_weights(best.checkpoint, folder.path)
         if written.exists():
-            shutil.copyfile(written, folder.path / DYNAMICS)
+            with explained(folder.path):
+                shutil.copyfile(written, folder.path / DYNAMICS)
     wait_for_everyone()
     loaded = load_model(folder.path, device=training.device)
     result = evaluate(

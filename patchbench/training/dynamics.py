@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from patchbench.common import atomic_write
+from patchbench.common import UserError, atomic_write
 from patchbench.effects import attribs
 from patchbench.engines import ENGINES
 from patchbench.engines.base import make_batches
@@ -68,7 +68,8 @@ class Dynamics:
         path: the parquet file.
 
     Raises:
-        UserError: the model has no such component, or one that cannot be patched.
+        UserError: the model has no such component, or one that cannot be patched; or the file
+            that is there is damaged.
     """
 
     def __init__(
@@ -93,7 +94,10 @@ class Dynamics:
         ]
         self._batches = make_batches(task.dataset("dev", n), _BATCH, [CORRUPTION])
         self._path = path
-        self._table = pq.read_table(path) if path.exists() else SCHEMA.empty_table()
+        try:
+            self._table = pq.read_table(path) if path.exists() else SCHEMA.empty_table()
+        except pa.ArrowInvalid:
+            raise UserError(f"{path} is damaged", "begin again with --overwrite") from None
 
     def forget_after(self, step: int) -> None:
         """Drop what was measured after `step`."""

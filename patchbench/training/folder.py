@@ -4,31 +4,36 @@ Use:
 
     folder = TrainFolder.open(out, identity, overwrite=False)   # refuses another configuration
     folder.work(1e-3)                                           # of the run with that rate
-    folder.begin()
-    folder.record(status="finished", steps=2000)
+    with folder.held() as folder:                               # one process at a time
+        folder.record(status="finished", steps=2000)
 
     config.json, model.safetensors     the model, as `patchbench evaluate --model` takes it
     result/                            the Result on test
     dynamics.parquet                   the mechanism over time
     training.json                      configuration, history, learning rates
     work/                              checkpoints, until all is done
+    .lock                              held by the process that trains
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchbench.common import UserError, atomic_write
 from patchbench.common.differences import differences
-from patchbench.common.files import check_writable
+from patchbench.common.files import check_writable, explained
+from patchbench.common.locks import LOCK, locked
 
 SCHEMA, VERSION = "patchbench/training", 1
 FILE, WORK, RESULT = "training.json", "work", "result"
+OF_FINISHED = ("rate", "steps", "stopped", "grid", "history")
 _MOST_DIFFERENCES = 5
+_INSTEAD = "choose another --out, or remove the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +43,12 @@ class TrainFolder:
     Attributes:
         path: the folder.
         content: of its training.json.
+        overwrite: whether a training that is there is given up.
     """
 
     path: Path
     content: dict[str, Any]
+    overwrite: bool = False
 
     @classmethod
     def open(
@@ -59,7 +66,7 @@ class TrainFolder:
         """
         path = Path(path)
         identity = json.loads(json.dumps(dict(identity)))
-        if os.path.exists(path) and (not path.is_dir() or any(path.iterdir())):
+        if os.path.exists(path) and (not path.is_dir() or _items(path)):
             content = _read(path)
             if not overwrite:
                 different = differences(content["config"], identity)
@@ -75,14 +82,24 @@ class TrainFolder:
                 return cls(path=path, content=content)
         check_writable(path, overwrite=True)
         content = {"schema": SCHEMA, "version": VERSION, "config": identity, "status": "new"}
-        return cls(path=path, content=content)
+        return cls(path=path, content=content, overwrite=overwrite)
 
-    def begin(self) -> None:
-        """Make a new folder on disk, in place of what `overwrite` gave up."""
-        if self.content["status"] == "new":
-            shutil.rmtree(self.path, ignore_errors=True)
-            self.path.mkdir(parents=True)
-            self.record(status="running")
+    @contextmanager
+    def held(self) -> Iterator["TrainFolder"]:
+        """Yield the folder as it is now, on disk, without what `overwrite` gave up.
+
+        Raises:
+            UserError: another process is training there, or see `open`.
+        """
+        with locked(self.path, self.path):
+            # Another process may have made or finished it since.
+            folder = TrainFolder.open(self.path, self.content["config"], overwrite=self.overwrite)
+            if folder.content["status"] == "new":
+                with explained(self.path):
+                    for item in _items(self.path):
+                        shutil.rmtree(item) if item.is_dir() else item.unlink()
+                folder.record(status="running")
+            yield folder
 
     @property
     def finished(self) -> bool:
@@ -114,6 +131,12 @@ def read_folder(path: Path) -> TrainFolder:
     return TrainFolder(path=path, content=_read(path))
 
 
+def _items(path: Path) -> list[Path]:
+    """Return what is in a folder; what tells that it is a training comes last, to be removed so."""
+    items = (item for item in path.iterdir() if item.name != LOCK)
+    return sorted(items, key=lambda item: item.name == FILE)
+
+
 def _read(path: Path) -> dict[str, Any]:
     file = path / FILE
     if not file.is_file():
@@ -121,9 +144,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{file} is damaged", str(error)) from None
+        raise UserError(f"{file} is damaged ({error})", _INSTEAD) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise UserError(f"{file} is no training", "choose another --out")
     if content.get("version") != VERSION or not {"config", "status"} <= content.keys():
         raise UserError(f"{file} is of another version of patchbench", "choose another --out")
+    needed = OF_FINISHED if content["status"] == "finished" else ()
+    if not isinstance(content["config"], dict) or not content.keys() >= {*needed}:
+        raise UserError(f"{file} is damaged", _INSTEAD)
     return content

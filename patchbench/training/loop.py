@@ -13,7 +13,6 @@ the predictions of the answers alone. Between evaluations a step does nothing bu
 import inspect
 import math
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
@@ -30,17 +30,16 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from transformers.trainer_utils import SchedulerType
 
 from patchbench.adapters.checkpoints import quiet_transformers
+from patchbench.common.files import explained
+from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, step_of
 from patchbench.training.config import SCHEDULES, TrainConfig
 from patchbench.training.data import TensorBatch, first
-from patchbench.training.watcher import COMPLETE, Diverged, Progress, Watcher, logged, solved
+from patchbench.training.watcher import Diverged, Progress, Watcher, logged, solved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from patchbench.training.dynamics import Dynamics
-
-CHECKPOINTS = "checkpoints"
-_WEIGHTS = ("config.json", "generation_config.json", "model*.safetensors*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,7 @@ def run_fit(
         arguments = _arguments(config, rate, folder / CHECKPOINTS, device, report_to)
         trainer = AnswerTrainer(model, arguments, batches, watcher)
         if dynamics is not None:
-            dynamics.forget_after(_step(checkpoint) if checkpoint else 0)
+            dynamics.forget_after(step_of(checkpoint) if checkpoint else 0)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Diverged as error:
@@ -122,24 +121,6 @@ def run_fit(
     fit = None if checkpoint is None else _ended(checkpoint, rate, config)
     assert fit is not None  # the last step makes a checkpoint
     return fit
-
-
-def copy_weights(checkpoint: Path, folder: Path) -> None:
-    """Copy the model of a checkpoint, without what only a resumed training needs."""
-    for pattern in _WEIGHTS:
-        for file in checkpoint.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run's folder, and remove half-written ones."""
-    complete = []
-    for checkpoint in (folder / CHECKPOINTS).glob("checkpoint-*"):
-        if (checkpoint / COMPLETE).exists():
-            complete.append(checkpoint)
-        else:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-    return max(complete, key=_step, default=None)
 
 
 class AnswerTrainer(Trainer):
@@ -210,6 +191,13 @@ class AnswerTrainer(Trainer):
         """Return the logits after the last token: (batch, vocabulary) in float32."""
         return model(input_ids=input_ids, **self._keywords).logits[:, -1].float()
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        with explained(Path(str(self.args.output_dir))):
+            try:
+                super()._save_checkpoint(model, trial)
+            except (SafetensorError, RuntimeError) as error:  # theirs for a full disk
+                raise OSError(str(error)) from error
+
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         # Nobody logs it; the general method computes it in every step.
         return grad_norm
@@ -269,10 +257,6 @@ def _ended(checkpoint: Path, rate: float, config: TrainConfig) -> Fit | None:
         history=history,
         checkpoint=checkpoint,
     )
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 @contextmanager

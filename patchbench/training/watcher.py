@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from patchbench.training.checkpoints import seal
 from patchbench.training.config import TrainConfig, shown_rate
 from patchbench.training.data import TensorBatch
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 # (steps done, steps in all, what is known: loss, accuracy, dev_loss, dev_accuracy)
 Progress = Callable[[int, int, dict[str, float]], None]
 
-# Written into a checkpoint when all else is: a killed process leaves one without it.
-COMPLETE = "complete"
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -127,8 +126,7 @@ class Watcher(TrainerCallback):
     ) -> None:
         """Mark the checkpoint that was just written."""
         if state.is_world_process_zero:
-            folder = Path(cast(str, args.output_dir)) / f"checkpoint-{state.global_step}"
-            (folder / COMPLETE).touch()
+            seal(Path(cast(str, args.output_dir)) / f"checkpoint-{state.global_step}")
 
     def _now(self) -> dict[str, float]:
         """Return the newest of everything that is known."""
