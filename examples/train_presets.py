@@ -121,11 +121,11 @@ def record(trained: Trained, key: Key, seed: int, seconds: float) -> dict[str, A
 def copy_model(place: Path, key: Key) -> None:
     """Copy a trained model into the package."""
     target = bundled.WEIGHTS / f"{key[0]}-{key[2]}"
+    trained = Result.load(place / RESULT)  # before anything is replaced
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", FILE):
         shutil.copyfile(place / name, target / name)
-    trained = Result.load(place / RESULT)
     # Evaluated once more, so that the Result is what this version of the package makes of it.
     result = evaluate(
         load_model(target),
