@@ -122,8 +122,8 @@ class MixerLMModel(MixerLMPreTrainedModel):
 
         Raises:
             UserError: padding on the left or in a cache, an unknown argument, a token that is not
-                in the vocabulary, a cache of other rows or layers, no token at all, or more
-                positions than the model has learned.
+                in the vocabulary, a cache of other rows or layers, another number of dimensions,
+                no token at all, or more positions than the model has learned.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("the model needs input_ids or inputs_embeds", "give exactly one")
@@ -131,6 +131,9 @@ class MixerLMModel(MixerLMPreTrainedModel):
         padded = attention_mask is not None and has_padding(attention_mask)  # pyright: ignore[reportArgumentType]
         x = inputs_embeds if input_ids is None else self._embed(input_ids)  # b t d
         assert x is not None
+        if x.ndim != 3:
+            given = tuple(x.shape if input_ids is None else input_ids.shape)
+            raise UserError(f"the input has shape {given}", "give one row per document: ids[None]")
         if 0 in x.shape[:2]:
             raise UserError("the input has no tokens", "give at least one row of at least one")
         if use_cache is None:

@@ -89,6 +89,8 @@ def test_one_token_is_enough_and_none_is_refused(name):
     for empty in (ids[:0], ids[:, :0]):
         with pytest.raises(UserError, match="no tokens"):
             model(empty)
+    with pytest.raises(UserError, match=r"shape \(5,\)"):
+        model(ids[0])
 
 
 @pytest.mark.parametrize("bad", [VOCAB, -1])
