@@ -70,8 +70,8 @@ def test_engine_equals_hooks_by_hand(run, family, component):
 
 
 @pytest.mark.parametrize("preset", EVERY_PRESET)
-def test_every_inner_value_of_a_mixer_equals_hooks_by_hand(preset):
-    """In pyvene, the reference. No token of one run is in the other: every patch counts."""
+def test_every_inner_value_of_a_mixer_equals_hooks_by_hand(run, preset):
+    """No token of one run is in the other: every patch counts."""
     model, batch = lively(preset), random_batch(vocab=VOCAB)
     batch = replace(batch, corrupted={"key": (batch.clean + 1) % VOCAB})
     places = [
@@ -80,7 +80,7 @@ def test_every_inner_value_of_a_mixer_equals_hooks_by_hand(preset):
         for name, hook in block.mixer.hook_points.items()
     ]
     sites = [f"{place}@{POSITIONS[i % 3]}" for i, (place, _) in enumerate(places)]
-    rows = PyveneEngine().run(pb.load_model(model), plan(*sites), batch)
+    rows, _ = run(model, plan(*sites), batch)
     hooks = dict(zip(sites, (hook for _, hook in places), strict=True))
     assert set(rows["site"].to_pylist()) == set(sites)
     for row in rows.to_pylist():

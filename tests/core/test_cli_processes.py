@@ -1,0 +1,91 @@
+"""The command line as a process of its own: signals, pipes, bugs, what it imports."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.tiny_models import tiny
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "gpt2"
+    tiny("gpt2", vocab=64).save_pretrained(folder)
+    return folder
+
+
+def test_a_bug_is_code_1_and_shows_where(model_dir):
+    script = (
+        "import sys; from patchbench import cli, controls\n"
+        "controls.check = lambda *_, **__: 1 / 0\n"
+        f"sys.argv = ['patchbench', 'evaluate', '--model', {str(model_dir)!r}, '--task', 'ar/tiny',"
+        " '--n', '4']\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_traceback():
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from patchbench.cli import main; main()", "tasks"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "kill"])
+def test_interrupting_leaves_nothing_half_written(sign, model_dir, tmp_path):
+    script = (
+        "import patchbench.preparation as preparation\n"
+        "from patchbench.cli import main\n"
+        "make = preparation.make_batches\n"
+        "def begin(*args):\n"
+        "    print('measuring', flush=True)\n"
+        "    return make(*args)\n"
+        "preparation.make_batches = begin\n"
+        "main()"
+    )
+    out = tmp_path / "run"
+    arguments = ["evaluate", "--model", str(model_dir), "--task", "ar/tiny", "--n", "4096"]
+    arguments += ["--batch-size", "1", "--engine", "pyvene", "--out", str(out), "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "80"},
+        # Whoever runs the tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"measuring\n"
+    time.sleep(1)
+    process.send_signal(sign)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left in ([], ["run.partial"])
+    assert (b"--resume" if left else b"nothing was written") in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; sys.argv = ['patchbench', '--help']\n"
+        "from patchbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pyvene', 'numpy', 'plotly', 'scipy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
