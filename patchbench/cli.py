@@ -29,6 +29,7 @@ from patchbench.cli_options import (
 )
 from patchbench.cli_results import compare, leaderboard, pool, show
 from patchbench.cli_selftest import selftest
+from patchbench.cli_tracking import log
 from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
 from patchbench.common.files import check_writable
@@ -53,6 +54,7 @@ app.command()(show)
 app.command()(compare)
 app.command()(pool)
 app.command()(leaderboard)
+app.command()(log)
 app.command()(selftest)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 

@@ -31,12 +31,24 @@ from patchbench.cli_options import (
     overrides_of,
     set_threads,
 )
+from patchbench.cli_tracking import (
+    Track,
+    Wandb,
+    WandbEntity,
+    WandbGroup,
+    WandbMode,
+    WandbName,
+    WandbTags,
+    send,
+    tracking_of,
+)
 from patchbench.common import UserError
 from patchbench.common.files import check_writable
 
 if TYPE_CHECKING:
     from patchbench.partial import Partial
     from patchbench.planning import Plan
+    from patchbench.results import Result
 
 # Four digits: no model has more layers, and a range of them fits into memory.
 _LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -139,6 +151,13 @@ def evaluate(
     report: Annotated[
         bool, typer.Option(help="Add report.html to --out: figures, to be opened offline.")
     ] = True,
+    wandb: Wandb = None,
+    wandb_entity: WandbEntity = None,
+    wandb_name: WandbName = None,
+    wandb_group: WandbGroup = None,
+    wandb_tags: WandbTags = None,
+    wandb_mode: WandbMode = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -165,6 +184,9 @@ def evaluate(
         config["positions"] = names(positions)
     if site:
         config["sites"] = site
+    tracking = tracking_of(
+        wandb, wandb_entity, wandb_name, wandb_group, wandb_tags, wandb_mode, track
+    )
     changes = overrides_of(overrides)
     if out is not None:
         check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
@@ -187,9 +209,10 @@ def evaluate(
         if dry_run:
             raise UserError("--dry-run needs a --model", "name one")
         with _parts(out, resume=resume, overwrite=overwrite) as parts:
-            _evaluate_bundled(
+            results = _evaluate_bundled(
                 config, out=out, parts=parts, overwrite=overwrite, as_json=as_json, quiet=quiet
             )
+        send(results, tracking)
         return
     if task is None:
         loaded_task = demo.bundled_task(model, **changes)
@@ -228,6 +251,7 @@ def evaluate(
             terminal.print_result(result, quiet=quiet)
             if out is not None and failure is None:
                 typer.echo(f"written: {out}")
+        send({model: result}, tracking, {} if out is None or failure else {model: out})
         if failure is not None:
             raise failure
 
@@ -279,7 +303,7 @@ def _evaluate_bundled(
     overwrite: bool,
     as_json: bool,
     quiet: bool,
-) -> None:
+) -> "dict[str, Result]":
     """Run the demo, print the comparison, and write one folder per model below `out`."""
     from patchbench import demo
     from patchbench.report import terminal
@@ -296,6 +320,7 @@ def _evaluate_bundled(
         print_demo(results, quiet=quiet)
         if out is not None:
             typer.echo(f"written: {out}")
+    return results
 
 
 def _layers(text: str | None) -> list[int] | None:

@@ -10,6 +10,17 @@ from typing import Annotated
 import typer
 
 from patchbench.cli_options import Json, Quiet, names
+from patchbench.cli_tracking import (
+    Track,
+    Wandb,
+    WandbEntity,
+    WandbGroup,
+    WandbMode,
+    WandbName,
+    WandbTags,
+    send,
+    tracking_of,
+)
 from patchbench.common import UserError
 
 Html = Annotated[
@@ -62,14 +73,24 @@ def compare(
     overwrite: Overwrite = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
     as_latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX instead.")] = False,
+    wandb: Wandb = None,
+    wandb_entity: WandbEntity = None,
+    wandb_name: WandbName = None,
+    wandb_group: WandbGroup = None,
+    wandb_tags: WandbTags = None,
+    wandb_mode: WandbMode = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Put finished runs side by side, with the intervals of their differences."""
     if as_csv + as_latex + as_json > 1:
         raise UserError("--csv, --latex and --json exclude one another", "pass one of them")
+    tracking = tracking_of(
+        wandb, wandb_entity, wandb_name, wandb_group, wandb_tags, wandb_mode, track
+    )
     _check_html(html, overwrite)
     from patchbench.comparing import compare as compare_results
-    from patchbench.comparing import load_results
+    from patchbench.comparing import find_results, load_results
     from patchbench.report import compare as shown
 
     results = load_results(runs)
@@ -95,6 +116,7 @@ def compare(
     if html is not None:
         shown.write_comparison_page(comparison, results, html)
         typer.echo(f"written: {html}", err=as_json or as_csv or as_latex)
+    send(results, tracking, find_results(runs), comparison)
 
 
 def pool(

@@ -6,6 +6,7 @@ Use:
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,17 @@ from patchbench.cli_options import (
     names,
     overrides_of,
     set_threads,
+)
+from patchbench.cli_tracking import (
+    Track,
+    Wandb,
+    WandbEntity,
+    WandbGroup,
+    WandbMode,
+    WandbName,
+    WandbTags,
+    send,
+    tracking_of,
 )
 from patchbench.common import UserError
 
@@ -134,6 +146,13 @@ def train(
     report_to: Annotated[
         str | None, typer.Option(help="Loggers of transformers, by comma, as in wandb.")
     ] = None,
+    wandb: Wandb = None,
+    wandb_entity: WandbEntity = None,
+    wandb_name: WandbName = None,
+    wandb_group: WandbGroup = None,
+    wandb_tags: WandbTags = None,
+    wandb_mode: WandbMode = None,
+    track: Track = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
@@ -147,6 +166,9 @@ def train(
         return
     if task is None or out is None:
         raise UserError(f"{'--task' if task is None else '--out'} is missing", "name one")
+    tracking = tracking_of(
+        wandb, wandb_entity, wandb_name, wandb_group, wandb_tags, wandb_mode, track
+    )
     given: dict[str, Any] = {
         "steps": steps,
         "epochs": epochs,
@@ -179,9 +201,11 @@ def train(
     set_threads(threads)
     from patchbench.report import terminal
     from patchbench.report.training import print_trained, training_bar
+    from patchbench.tracking import tracked_training
     from patchbench.training import ModelSpec, TrainConfig
     from patchbench.training import train as run
     from patchbench.training.config import AUTO
+    from patchbench.training.processes import is_main_process
 
     if preset is not None:
         from patchbench.training.presets import find_preset
@@ -203,7 +227,10 @@ def train(
         task, seed=seed if task_seed is None else task_seed, **changes
     )
     try:
-        with training_bar(quiet=quiet or as_json) as progress:
+        with (
+            tracked_training(tracking, tell=partial(typer.echo, err=True)) as loggers,
+            training_bar(quiet=quiet or as_json) as progress,
+        ):
             trained = run(
                 spec,
                 loaded_task,
@@ -212,7 +239,7 @@ def train(
                 device=device,
                 progress=progress,
                 command=command_line(),
-                report_to=names(report_to or ""),
+                report_to=list(dict.fromkeys([*names(report_to or ""), *loggers])),
                 **settings,
             )
     except KeyboardInterrupt:
@@ -231,6 +258,8 @@ def train(
     else:
         print_trained(trained, quiet=quiet)
         typer.echo(f"written: {out}")
+    if is_main_process():
+        send({out.name: trained.result}, tracking, {out.name: out / "result"})
 
 
 def _number(text: str) -> float:

@@ -127,14 +127,14 @@ def leaderboard(
 def _entry(result: Result, corruption: str, positions: Sequence[str], layer: int | None) -> Entry:
     summary, provenance = result.summary, result.provenance
     layers = summary["model"].get("num_layers") or 2
-    layer = max(1, layers // 2) if layer is None else layer
+    at = max(1, layers // 2) if layer is None else layer
     effects = {
         effect["site"]: effect["attrib"]
         for run in summary["runs"]
         if (run["corruption"], run["direction"]) == (corruption, "denoise")
         for effect in run["effects"]
     }
-    sites = {position: f"L{layer}.block_input@{position}" for position in positions}
+    sites = {position: f"L{at}.block_input@{position}" for position in positions}
     says = json.dumps([result.config, provenance, summary], sort_keys=True)
     return Entry(
         id=hashlib.sha256(says.encode()).hexdigest()[:16],
@@ -145,7 +145,7 @@ def _entry(result: Result, corruption: str, positions: Sequence[str], layer: int
         n=summary["n"],
         accuracy=result.accuracy,
         verdict=str(result.verdict) if "verdict" in summary else UNKNOWN,
-        layer=layer,
+        layer=at,
         attrib={
             position: Estimate.from_json(effects[site])
             for position, site in sites.items()

@@ -140,8 +140,11 @@ def write_comparison_page(
         return interval_text(None if estimate is None else estimate.to_json(), 2)
 
     ordered = {row.name: results[row.name] for row in comparison.rows}
-    which = {"corruption": comparison.corruption}
-    together = [mechanism_triangle(ordered, **which), accuracy_scatter(ordered, **which)]
+    corruption = comparison.corruption
+    together = [
+        mechanism_triangle(ordered, corruption=corruption),
+        accuracy_scatter(ordered, corruption=corruption),
+    ]
     reached = PageTable(
         header=["run", "accuracy", *(f"Attrib@{p}" for p in comparison.positions), "verdict"],
         rows=[

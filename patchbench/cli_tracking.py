@@ -1,0 +1,108 @@
+"""The options that send a command's Results to Weights & Biases or trackio, and `patchbench log`.
+
+Use:
+
+    def command(wandb: Wandb = None, wandb_mode: WandbMode = None, …) -> None:
+        tracking = tracking_of(wandb, wandb_entity, wandb_name, wandb_group, wandb_tags,
+                               wandb_mode, track)            # before the work; None: not asked for
+        …
+        send(results, tracking, folders)                     # after it is on disk
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from patchbench.cli_options import names
+from patchbench.common import UserError
+
+if TYPE_CHECKING:
+    from patchbench.comparing import Comparison
+    from patchbench.results import Result
+    from patchbench.tracking import Tracking
+
+_PANEL = "Tracking"
+
+
+def _option(text: str, metavar: str | None = None) -> typer.models.OptionInfo:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=_PANEL)
+
+
+Wandb = Annotated[str | None, _option("Log to this project of Weights & Biases.", "PROJECT")]
+WandbEntity = Annotated[str | None, _option("User or team.  [default: WANDB_ENTITY]")]
+WandbName = Annotated[str | None, _option("Of the run.  [default: the model's]")]
+WandbGroup = Annotated[str | None, _option("Of the runs.  [default: one for several]")]
+WandbTags = Annotated[str | None, _option("By comma.")]
+WandbMode = Annotated[
+    str | None, _option("online, offline or disabled.  [default: WANDB_MODE, else online]")
+]
+Track = Annotated[
+    str | None, _option("wandb, or trackio: a local dashboard.  [default: wandb with --wandb]")
+]
+
+
+def tracking_of(
+    project: str | None,
+    entity: str | None,
+    name: str | None,
+    group: str | None,
+    tags: str | None,
+    mode: str | None,
+    track: str | None,
+) -> "Tracking | None":
+    """Return what the options ask for, checked before any work; None for no tracking."""
+    if project is None and track is None:
+        if any((entity, name, group, tags, mode)):
+            raise UserError("--wandb-… without --wandb", "name the project with --wandb PROJECT")
+        return None
+    from patchbench.tracking import Tracking
+
+    return Tracking(
+        project=project or "patchbench",
+        entity=entity,
+        name=name,
+        group=group,
+        tags=names(tags or ""),
+        mode=mode,
+        tracker=track or "wandb",
+    )
+
+
+def send(
+    results: "Mapping[str, Result]",
+    tracking: "Tracking | None",
+    folders: Mapping[str, Path] | None = None,
+    comparison: "Comparison | None" = None,
+) -> None:
+    """Log the Results, if that was asked for, and tell on stderr where they are."""
+    if tracking is None:
+        return
+    from patchbench.tracking import log_results
+
+    for line in log_results(results, tracking, folders=folders, comparison=comparison):
+        typer.echo(line, err=True)
+
+
+def log(
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of Results, folders that hold some, or globs.")
+    ],
+    wandb: Wandb = None,
+    wandb_entity: WandbEntity = None,
+    wandb_name: WandbName = None,
+    wandb_group: WandbGroup = None,
+    wandb_tags: WandbTags = None,
+    wandb_mode: WandbMode = None,
+    track: Track = None,
+) -> None:
+    """Send finished runs to Weights & Biases or trackio."""
+    tracking = tracking_of(
+        wandb, wandb_entity, wandb_name, wandb_group, wandb_tags, wandb_mode, track
+    )
+    if tracking is None:
+        raise UserError("nowhere to log to", "pass --wandb PROJECT or --track trackio")
+    from patchbench.comparing import find_results, load_results
+
+    send(load_results(runs), tracking, find_results(runs))

@@ -1,0 +1,370 @@
+"""Results in Weights & Biases or in trackio, after they are on disk.
+
+Use:
+
+    tracking = Tracking(project="recall", mode="offline")
+    for line in log_results({"mamba": result}, tracking):       # one run each
+        print(line)                                             # where it is, or what failed
+
+A run has the settings, the scalars in its summary, the table of sites, the figures and the folder
+of the Result as an artifact. A server that fails or is slow costs bounded time and a line that says
+so, never a Result: a W&B run that cannot start online is recorded offline, for `wandb sync`.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from patchbench.common import UserError, near_names
+from patchbench.sites import Site
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from patchbench.comparing import Comparison
+    from patchbench.results import Result
+
+TRACKERS = ("wandb", "trackio")
+MODES = ("online", "offline", "disabled")
+# Seconds that a server may take to begin and to end a run.
+BEGIN, END = 20, 60
+_ESTIMATES = ("accuracy", "accuracy_in_context", "accuracy_beyond_heuristics")
+_COSTS = ("p_clean", "p_corrupted", "gap")
+_COLUMNS = ("corruption", "direction", "site", "layer", "component", "position")
+_LIMITS = ("value", "low", "high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """Where runs go; what is None is left to the tracker and its environment variables.
+
+    Attributes:
+        project: of the runs.
+        entity: user or team (W&B).
+        name: of the run; of several, the first part of their names.
+        group: of the runs.
+        tags: of the runs (W&B).
+        mode: "online", "offline" or "disabled" (W&B).
+        tracker: "wandb" or "trackio".
+    """
+
+    project: str
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    tags: Sequence[str] = ()
+    mode: str | None = None
+    tracker: str = "wandb"
+
+    def __post_init__(self) -> None:
+        if self.tracker not in TRACKERS:
+            raise UserError(f"unknown tracker {self.tracker!r}", near_names(self.tracker, TRACKERS))
+        if self.mode not in (None, *MODES):
+            raise UserError(f"unknown mode {self.mode!r} of W&B", near_names(self.mode, MODES))
+        if not self.project.strip() or set(self.project) & set("/\\#?%:"):
+            raise UserError(f"project {self.project!r}", "a name without / \\ # ? % : is needed")
+        if self.tracker == "trackio" and (self.entity or self.tags or self.mode):
+            raise UserError("trackio has no entity, tags or mode", "drop them")
+        if importlib.util.find_spec(self.tracker) is None:
+            raise UserError(
+                f"{self.tracker} is not installed", f'pip install "patchbench[{self.tracker}]"'
+            )
+
+
+def scalars(result: "Result") -> dict[str, float | str]:
+    """Return what is worth a column, by names that do not change.
+
+    `accuracy`, `gap/key`, `attrib/key/L1.block_input@value` (denoised; `attrib_noise/…` noised),
+    each with `…/low` and `…/high`; `floor`, `verdict`, `n`. What was not measured is left out.
+    """
+    found: dict[str, float | str] = {}
+
+    def add(name: str, estimate: Mapping[str, Any] | None) -> None:
+        if estimate is None or estimate["value"] is None:
+            return
+        found[name] = estimate["value"]
+        found[f"{name}/low"], found[f"{name}/high"] = estimate["low"], estimate["high"]
+
+    summary = result.summary
+    for name in _ESTIMATES:
+        add(name, summary.get(name))
+    for run in summary["runs"]:
+        noise = "" if run["direction"] == "denoise" else "_noise"
+        for name in _COSTS:
+            add(f"{name}{noise}/{run['corruption']}", run.get(name))
+        for effect in run["effects"]:
+            add(f"attrib{noise}/{run['corruption']}/{effect['site']}", effect.get("attrib"))
+    found["floor"], found["n"] = summary["floor"], summary["n"]
+    if "verdict" in summary:
+        found["verdict"] = str(result.verdict)
+    return found
+
+
+def site_table(result: "Result") -> tuple[list[str], list[list[Any]]]:
+    """Return the header and a row for each site, corruption and direction above the gate."""
+    rows = []
+    for run in result.summary["runs"]:
+        for effect in run["effects"]:
+            text = effect["site"]
+            alone = not {"&", "->"} & set(text.split())
+            site = Site.parse(text) if alone else None
+            place = (site.layer, site.component, str(site.position)) if site else (None,) * 3
+            numbers = [(effect.get("attrib") or {}).get(limit) for limit in _LIMITS]
+            which = [run["corruption"], run["direction"], text]
+            rows.append([*which, *place, *numbers, effect.get("p_value"), effect.get("q_value")])
+    header = [*_COLUMNS, "attrib", "attrib_low", "attrib_high", "p_value", "q_value"]
+    return header, rows
+
+
+def log_results(
+    results: "Mapping[str, Result]",
+    tracking: Tracking,
+    *,
+    folders: Mapping[str, Path] | None = None,
+    comparison: "Comparison | None" = None,
+) -> list[str]:
+    """Log each Result as a run, several as a group, and a comparison of them as one more.
+
+    A single Result goes into the W&B run that is open, if one is: a training's.
+
+    Args:
+        results: by name.
+        tracking: where to.
+        folders: of the Results on disk; one that is not there is written for the upload.
+        comparison: of these Results.
+
+    Returns:
+        A line for each run: where it is, or a warning. Nothing that a tracker raises comes through.
+    """
+    several, lines = len(results) + (comparison is not None) > 1, []
+    group = tracking.group
+    if several and group is None and "WANDB_RUN_GROUP" not in os.environ:
+        created = next(iter(results.values())).provenance.get("created") or "runs"
+        group = f"patchbench {created}"
+    for name, result in results.items():
+        origin = {key: value for key, value in result.provenance.items() if key != "example"}
+        content = _Content(
+            name=name if several else result.summary["model"]["name"],
+            config={**result.config, "provenance": origin},
+            scalars=scalars(result),
+            table=("sites", *site_table(result)),
+        )
+        folder = (folders or {}).get(name)
+        lines.append(_log(content, tracking, group, several, result=result, folder=folder))
+    if comparison is not None:
+        lines.append(_log(_compared(comparison, results), tracking, group, several))
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """What a run consists of, besides what comes from a Result alone."""
+
+    name: str
+    config: dict[str, Any]
+    scalars: dict[str, Any]
+    table: tuple[str, list[Any], list[Any]]
+    figures: "Mapping[str, go.Figure] | None" = None
+
+
+def _compared(comparison: "Comparison", results: "Mapping[str, Result]") -> _Content:
+    from patchbench.report.compare import as_frame
+    from patchbench.report.comparison_figures import accuracy_scatter, mechanism_triangle
+
+    frame = as_frame(comparison)
+    drawn = {
+        "mechanism_triangle": mechanism_triangle(results, corruption=comparison.corruption),
+        "accuracy_scatter": accuracy_scatter(results, corruption=comparison.corruption),
+    }
+    plain: dict[str, Any] = comparison.to_json()
+    del plain["rows"]
+    rows = json.loads(frame.to_json(orient="values") or "[]")
+    return _Content(
+        name="comparison",
+        config=plain,
+        scalars={"runs": len(rows)},
+        table=("comparison", list(frame.columns), rows),
+        figures={name: figure for name, figure in drawn.items() if figure is not None},
+    )
+
+
+def _log(
+    content: _Content,
+    tracking: Tracking,
+    group: str | None,
+    several: bool,
+    *,
+    result: "Result | None" = None,
+    folder: Path | None = None,
+) -> str:
+    """Log one run and return the line about it."""
+    name = "/".join(filter(None, [tracking.name, content.name])) if several else tracking.name
+    if name is None and "WANDB_NAME" not in os.environ:
+        name = content.name
+    try:
+        from patchbench.report.figures import figures
+
+        drawn = content.figures or ({} if result is None else figures(result))
+        log = _to_wandb if tracking.tracker == "wandb" else _to_trackio
+        with tempfile.TemporaryDirectory() as temporary:
+            if result is not None and (folder is None or not folder.is_dir()):
+                folder = Path(temporary) / "result"
+                result.save(folder)
+            return log(content, tracking, name, group, drawn, folder)
+    except Exception as error:  # whatever a tracker does, the Result is safe
+        return f"warning: {tracking.tracker}: {content.name} was not logged ({_brief(error)})"
+
+
+def begin(tracking: Tracking, *, name: str | None = None, group: str | None = None) -> str | None:
+    """Open a W&B run, offline where it cannot be opened online; return a warning about that.
+
+    A training calls it before its first step, so that transformers logs its curves into this run.
+    """
+    import wandb
+
+    options: dict[str, Any] = {
+        "project": tracking.project,
+        "entity": tracking.entity,
+        "name": name or tracking.name,
+        "group": group or tracking.group,
+        "tags": list(tracking.tags) or None,
+        "settings": wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=BEGIN,
+            login_timeout=BEGIN,
+            finish_timeout=END,
+            finish_timeout_raises=True,
+        ),
+    }
+    wandb.setup(wandb.Settings(silent=True))  # a login would tell where its key is from
+    try:
+        wandb.init(mode=cast(Any, tracking.mode), **options)
+        return None
+    except (wandb.Error, OSError, TimeoutError) as error:
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+        wandb.init(mode="offline", **options)
+        # transformers asks the environment whether a login is needed.
+        os.environ["WANDB_MODE"] = "offline"
+        return f"warning: wandb cannot be reached, recorded offline ({_brief(error)})"
+
+
+def _to_wandb(
+    content: _Content,
+    tracking: Tracking,
+    name: str | None,
+    group: str | None,
+    drawn: "Mapping[str, go.Figure]",
+    folder: Path | None,
+) -> str:
+    import wandb
+
+    warning = begin(tracking, name=name, group=group) if wandb.run is None else None
+    run = wandb.run
+    assert run is not None
+    late = False
+    try:
+        run.config.update(content.config, allow_val_change=True)
+        title, header, rows = content.table
+        media: dict[str, Any] = {title: wandb.Table(columns=header, data=rows)}
+        media |= {f"figures/{key}": wandb.Plotly(figure) for key, figure in drawn.items()}
+        run.log(media)
+        run.summary.update(content.scalars)
+        if folder is not None:
+            artifact = wandb.Artifact(f"result-{run.id}", type="patchbench-result")
+            for file in sorted(filter(Path.is_file, folder.rglob("*"))):  # add_dir prints
+                artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
+            run.log_artifact(artifact)
+    finally:
+        try:
+            run.finish()
+        except TimeoutError:
+            late = True
+    if run.disabled:
+        return "wandb: disabled, nothing was logged"
+    place = Path(run.settings.sync_dir)
+    if late:
+        return f"warning: wandb was not done after {END} s: `wandb sync {place}` uploads the rest"
+    if run.offline:
+        return f"{warning or 'wandb: recorded offline'}: `wandb sync {place}` uploads it"
+    return f"wandb: {run.url}"
+
+
+def _to_trackio(
+    content: _Content,
+    tracking: Tracking,
+    name: str | None,
+    group: str | None,
+    drawn: "Mapping[str, go.Figure]",
+    folder: Path | None,
+) -> str:
+    import trackio  # pyright: ignore[reportMissingImports]
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        trackio.init(
+            project=tracking.project,
+            name=name,
+            group=group,
+            config=json.loads(json.dumps(content.config)),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        try:
+            title, header, rows = content.table
+            # It has no figures: its Plotly raises.
+            trackio.log({**content.scalars, title: trackio.Table(columns=header, data=rows)})
+            if folder is not None:
+                label = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"result-{name}")
+                trackio.log_artifact(folder, name=label, type="patchbench-result")
+        finally:
+            trackio.finish()
+    return f"trackio: logged; `trackio show --project {tracking.project}` opens it"
+
+
+@contextlib.contextmanager
+def tracked_training(
+    tracking: Tracking | None, *, tell: Callable[[str], None]
+) -> Iterator[list[str]]:
+    """Open the run that a training's curves go to; yield the loggers for transformers.
+
+    What is open when the training fails is closed.
+
+    Args:
+        tracking: where to; trackio gets the Result alone.
+        tell: called with a warning, if the run is not as asked for.
+    """
+    from patchbench.training.processes import is_main_process
+
+    asked = tracking is not None and tracking.tracker == "wandb" and tracking.mode != "disabled"
+    if tracking is None or not asked or not is_main_process():
+        yield []
+        return
+    import wandb
+
+    try:
+        warning = begin(tracking)
+    except Exception as error:  # a tracker that does not work costs no training
+        warning = f"warning: wandb: the training is not logged ({_brief(error)})"
+    if warning:
+        tell(warning)
+    try:
+        yield [] if wandb.run is None else ["wandb"]
+    except BaseException:
+        if wandb.run is not None:
+            with contextlib.suppress(TimeoutError):
+                wandb.run.finish(exit_code=1)
+        raise
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]

@@ -1,0 +1,204 @@
+"""Tracking: what is in the offline files of W&B, and what a bad server costs."""
+
+import contextlib
+import json
+import shutil
+import socket
+import sqlite3
+import struct
+import sys
+import time
+
+import pytest
+
+from patchbench import cli
+from patchbench.adapters.bundled import bundled_models
+from patchbench.common import UserError
+from patchbench.tracking import Tracking
+
+wandb = pytest.importorskip("wandb")
+
+FOLDERS = {model.folder.name: model.folder / "result" for model in bundled_models()}
+TRAINED = ["--task", "ar/tiny", "--steps", "6", "--dev-n", "16", "--test-n", "8"]
+TRAINED += ["--train-n", "64", "--arch", "delta_net", "--width", "16", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder of its own, no login, and an environment that is put back."""
+    for name in ("WANDB_API_KEY", "WANDB_NAME", "WANDB_PROJECT", "WANDB_ENTITY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "")  # so that what a test sets is undone
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    wandb.teardown()
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["patchbench", *map(str, arguments)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def records(path):
+    """Yield the protobuf records of a .wandb file: blocks of 32 KiB in LevelDB's log format."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def runs_in(place):
+    """Return each offline run as a dict."""
+    found = []
+    for file in sorted(place.glob("wandb/offline-run-*/*.wandb")):
+        run = {"summary": {}, "config": {}, "history": [], "artifacts": [], "folder": file.parent}
+        for record in records(file):
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                run |= {"name": record.run.display_name, "project": record.run.project}
+                run |= {"group": record.run.run_group, "tags": list(record.run.tags)}
+                for item in record.run.config.update:
+                    run["config"][item.key] = json.loads(item.value_json)
+            elif kind == "config":
+                for item in record.config.update:
+                    run["config"][item.key] = json.loads(item.value_json)
+            elif kind == "summary":
+                for item in record.summary.update:
+                    key = item.key or "/".join(item.nested_key)
+                    run["summary"][key] = json.loads(item.value_json)
+            elif kind == "history":
+                items = record.history.item
+                run["history"].append(
+                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+                )
+            elif kind == "artifact" and record.artifact.type == "patchbench-result":
+                run["artifacts"].append(record.artifact)
+        found.append(run)
+    return found
+
+
+def test_a_logged_result_is_all_in_the_offline_file(place, monkeypatch, capsys):
+    folder = FOLDERS["ar-mamba"]
+    options = ["--wandb", "recall", "--wandb-mode", "offline", "--wandb-tags", "a,b"]
+    code, _, stderr = run(monkeypatch, capsys, "log", folder, *options, "--wandb-name", "mine")
+    assert code == 0
+    assert stderr.startswith("wandb: recorded offline")
+    (logged,) = runs_in(place)
+    assert (logged["name"], logged["project"], logged["tags"]) == ("mine", "recall", ["a", "b"])
+    content = json.loads((folder / "result.json").read_text())
+    assert logged["config"]["n"] == content["config"]["n"]
+    assert logged["config"]["provenance"]["created"] == content["provenance"]["created"]
+    summary, (first, *_) = logged["summary"], content["summary"]["runs"]
+    assert summary["accuracy"] == content["summary"]["accuracy"]["value"]
+    assert summary["accuracy/low"] == content["summary"]["accuracy"]["low"]
+    effects = {effect["site"]: effect["attrib"] for effect in first["effects"]}
+    assert effects
+    for site, attrib in effects.items():
+        name = f"attrib/{first['corruption']}/{site}"
+        found = [summary[name + end] for end in ("", "/low", "/high")]
+        assert found == [attrib["value"], attrib["low"], attrib["high"]]
+    (table,) = (logged["folder"] / "files/media/table").rglob("*.table.json")
+    rows = json.loads(table.read_text())
+    at = rows["columns"].index("site"), rows["columns"].index("attrib")
+    shown = {row[at[0]]: row[at[1]] for row in rows["data"] if row[0] == first["corruption"]}
+    assert shown == {site: attrib["value"] for site, attrib in effects.items()}
+    plots = list((logged["folder"] / "files/media/plotly").rglob("*.json"))
+    assert any("heat_map" in str(plot) for plot in plots)
+    (artifact,) = logged["artifacts"]
+    assert {entry.path for entry in artifact.manifest.contents} == {"result.json", "rows.parquet"}
+
+
+def test_several_are_a_run_each_in_one_group(place, monkeypatch, capsys):
+    folders = [FOLDERS["ar-mamba"], FOLDERS["ar-attention"]]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    code, _, stderr = run(monkeypatch, capsys, "log", *folders, "--wandb", "recall")
+    assert code == 0, stderr
+    logged = runs_in(place)
+    assert sorted(r["name"] for r in logged) == ["ar-attention", "ar-mamba"]
+    assert len({r["group"] for r in logged} - {""}) == 1
+
+
+def test_training_curves_and_result_are_in_one_run(place, monkeypatch, capsys):
+    options = ["--out", "run", "--wandb", "recall", "--wandb-mode", "offline"]
+    code, _, stderr = run(monkeypatch, capsys, "train", *TRAINED, *options)
+    assert code == 0, stderr
+    (logged,) = runs_in(place)
+    steps = [line for line in logged["history"] if "train/dev_accuracy" in line]
+    history = json.loads((place / "run/training.json").read_text())["history"]
+    assert [line["train/dev_accuracy"] for line in steps] == [
+        line["dev_accuracy"] for line in history if "dev_accuracy" in line
+    ]
+    result = json.loads((place / "run/result/result.json").read_text())
+    assert logged["summary"]["accuracy"] == result["summary"]["accuracy"]["value"]
+    assert len(logged["artifacts"]) == 1
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["refuses", "hangs"])
+def test_a_bad_server_costs_a_line_and_bounded_time(place, monkeypatch, capsys, answers):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers:
+            server.listen()  # accepts, and never says a word
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.setattr("patchbench.tracking.BEGIN", 3)
+        monkeypatch.setattr("patchbench.tracking.END", 3)
+        folder = shutil.copytree(FOLDERS["ar-mamba"], place / "kept")
+        started = time.monotonic()
+        code, _, stderr = run(monkeypatch, capsys, "log", folder, "--wandb", "recall")
+        assert time.monotonic() - started < 30
+    assert code == 0
+    assert stderr.count("\n") == 1
+    assert stderr.startswith("warning: wandb")
+    (logged,) = runs_in(place)
+    assert logged["summary"]["accuracy"] > 0
+
+
+def test_trackio_has_the_same_names(place, monkeypatch, capsys):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(place / "trackio"))
+    options = ["--track", "trackio", "--wandb", "recall"]
+    code, _, stderr = run(monkeypatch, capsys, "log", FOLDERS["ar-mamba"], *options)
+    assert (code, stderr.startswith("trackio: logged")) == (0, True), stderr
+    (database,) = (place / "trackio").glob("recall*.db")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        ((logged,),) = connection.execute("select metrics from metrics")
+    content = json.loads((FOLDERS["ar-mamba"] / "result.json").read_text())
+    assert json.loads(logged)["accuracy/low"] == content["summary"]["accuracy"]["low"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "ofline"}, "did you mean 'offline'"),
+        ({"tracker": "wandbb"}, "did you mean 'wandb'"),
+        ({"project": "a/b"}, "a name without /"),
+        ({"tracker": "trackio", "tags": ["a"]}, "trackio has no entity"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_told_before_the_work(options, said):
+    with pytest.raises(UserError, match=said):
+        Tracking(**{"project": "p", **options})
+
+
+def test_options_without_a_project_are_refused(monkeypatch, capsys):
+    code, _, stderr = run(monkeypatch, capsys, "log", "x", "--wandb-tags", "a")
+    assert (code, "--wandb PROJECT" in stderr) == (2, True)
