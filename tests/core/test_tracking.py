@@ -172,8 +172,8 @@ def test_a_bad_server_costs_a_line_and_bounded_time(place, monkeypatch, capsys, 
 
 
 def test_trackio_has_the_same_names(place, monkeypatch, capsys):
-    pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(place / "trackio"))
+    pytest.importorskip("trackio")  # reads the variable as it is imported
     options = ["--track", "trackio", "--wandb", "recall"]
     code, _, stderr = run(monkeypatch, capsys, "log", FOLDERS["ar-mamba"], *options)
     assert (code, stderr.startswith("trackio: logged")) == (0, True), stderr
