@@ -1,4 +1,4 @@
-"""The command line: `patchbench evaluate | train | show | compare | tasks | models | sites`.
+"""The command line: `patchbench evaluate`, `train`, `show`, `compare`, `log` and the others.
 
 It parses, calls the library and prints; nothing is decided here. Heavy imports happen inside the
 commands, so that `patchbench --help` answers at once. Exit codes: 0, 2 for a mistake in what was

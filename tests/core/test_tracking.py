@@ -135,6 +135,21 @@ def test_several_are_a_run_each_in_one_group(place, monkeypatch, capsys):
     assert len({r["group"] for r in logged} - {""}) == 1
 
 
+def test_a_comparison_is_one_run_more_in_the_group(place, monkeypatch, capsys):
+    folders = [FOLDERS["ar-mamba"], FOLDERS["ar-attention"]]
+    options = ["--wandb", "recall", "--wandb-mode", "offline", "--wandb-group", "g", "--json"]
+    code, stdout, stderr = run(monkeypatch, capsys, "compare", *folders, *options)
+    assert code == 0, stderr
+    logged = {r["name"]: r for r in runs_in(place)}
+    assert {r["group"] for r in logged.values()} == {"g"}
+    assert set(logged) == {"ar-mamba", "ar-attention", "comparison"}
+    (table,) = (logged["comparison"]["folder"] / "files/media/table").rglob("*.table.json")
+    rows = json.loads(table.read_text())
+    at = rows["columns"].index("accuracy")
+    wanted = [row["accuracy"]["value"] for row in json.loads(stdout)["rows"]]
+    assert [row[at] for row in rows["data"]] == pytest.approx(wanted, abs=1e-9)
+
+
 def test_training_curves_and_result_are_in_one_run(place, monkeypatch, capsys):
     options = ["--out", "run", "--wandb", "recall", "--wandb-mode", "offline"]
     code, _, stderr = run(monkeypatch, capsys, "train", *TRAINED, *options)
