@@ -11,6 +11,7 @@ from patchbench import cli
 from patchbench.adapters.bundled import bundled_models
 from patchbench.common import UserError
 from patchbench.leaderboard import leaderboard
+from tests.core.browser import chromium
 
 FOLDERS = {model.folder.name: model.folder / "result" for model in bundled_models()}
 
@@ -101,25 +102,19 @@ def test_a_page_is_not_replaced_unasked(runs, monkeypatch, capsys):
 
 def test_the_page_sorts_by_number_and_by_date(runs):
     """In a browser: 10 comes after 9, a date by its day, and what has no number first or last."""
-    api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no Chromium")
     from patchbench.report.page import Block, PageTable, render_page
 
     rows = [["9", "2026-12-02"], ["10", "2026-02-11"], ["9.5 [1, 2]", "2026-12-01"]]
     table = PageTable(header=["number", "date"], rows=rows)
     page_file = runs / "sorted.html"
     page_file.write_text(render_page("t", blocks=[Block("b", tables=[table])], results={}))
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
         page.goto(page_file.as_uri())
         found = []
         for column in range(2):
             page.locator("th button").nth(column).click()
             found.append(page.locator(f"td:nth-child({column + 1})").all_inner_texts())
-        browser.close()
     assert found == [
         ["9", "9.5 [1, 2]", "10"],
         ["2026-02-11", "2026-12-01", "2026-12-02"],
