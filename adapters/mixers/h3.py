@@ -167,9 +167,10 @@ class H3(Mixer):
         powers = torch.exp(dtA[:, :, None] * steps)  # h n t
         skip = self.D.view(h, 1, 1) * u
         if self.hook_points["ssm_write"].active or self.hook_points["ssm_state"].active:
-            states = self._states(u, dtA.exp(), start)  # b t h e e n, complex
-            y = 2 * torch.einsum("bthijn,hn->bthij", states, C).real + skip
-            return y, torch.view_as_real(states[:, -1]) if return_state else None
+            read, states = self._states(u, dtA.exp(), start)  # b t h e e n 2
+            read = torch.view_as_complex(read.contiguous())  # b t h e e n
+            y = 2 * torch.einsum("bthijn,hn->bthij", read, C).real + skip
+            return y, states[:, -1] if return_state else None
         kernel = 2 * torch.einsum("hn,hnt->ht", C, powers).real  # h t
         flat = u.permute(0, 3, 4, 1, 2).reshape(b * e * e, t, h)
         y, _ = ops.long_conv(flat, kernel)
@@ -185,8 +186,8 @@ class H3(Mixer):
             new = new + past * torch.exp(dtA * t)[:, None, None]
         return y, torch.view_as_real(new)
 
-    def _states(self, u: Tensor, decay: Tensor, start: Tensor | None) -> Tensor:
-        """Return the states after every position, as hooks leave them (b, t, h, e, e, n)."""
+    def _states(self, u: Tensor, decay: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the states that each position reads, and leaves to the next (b t h e e n 2)."""
         b, t, h, e, _ = u.shape
         n = decay.shape[1]
         first = u.new_zeros(b, h, e, e, n, 2) if start is None else start
@@ -200,7 +201,6 @@ class H3(Mixer):
             return F.pad(real, (0, 1))  # the imaginary part is 0
 
         hooks = self.hook_points
-        states = stepwise(
+        return stepwise(
             keep, write, first, t, state_hook=hooks["ssm_state"], write_hook=hooks["ssm_write"]
         )
-        return torch.view_as_complex(states.contiguous())

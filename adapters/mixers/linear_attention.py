@@ -147,8 +147,8 @@ class LinearAttention(Mixer):
         v1 = F.pad(v, (0, 1), value=1.0)  # b h t e+1
         read = states = None
         if watched:
-            states = self._states(k, v1, past)  # b t h f e+1
-            read = torch.einsum("bhtf,bthfe->bhte", self._features(q), states)
+            at, states = self._states(k, v1, past)  # b t h f e+1
+            read = torch.einsum("bhtf,bthfe->bhte", self._features(q), at)
             total = read[..., -1:]
         elif past is not None:
             read = self._features(q) @ past  # b h t e+1
@@ -172,8 +172,8 @@ class LinearAttention(Mixer):
         new = self._features(k).transpose(2, 3) @ v1  # b h f e+1
         return y, {"ssm_state": new if past is None else past + new}
 
-    def _states(self, k: Tensor, v1: Tensor, past: Tensor | None) -> Tensor:
-        """Return the sums after every position, as hooks leave them (b, t, h, f, e + 1)."""
+    def _states(self, k: Tensor, v1: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sums that each position reads, and leaves to the next (b, t, h, f, e + 1)."""
         features = self._features(k)
         b, h, t, f = features.shape
         start = v1.new_zeros(b, h, f, v1.shape[-1]) if past is None else past

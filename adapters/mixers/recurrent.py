@@ -89,7 +89,7 @@ def _conv_by_steps(
     """Convolve `x` (b, t, d) from windows that a hook may replace; see `run_conv`."""
     past = weight.shape[1] - 1
     start = x.new_zeros(len(x), past, x.shape[-1]) if start is None else start.to(x.dtype)
-    states = stepwise(
+    _, states = stepwise(
         keep=lambda t, window: F.pad(window[:, 1:], (0, 0, 0, 1)),
         write=lambda t, kept: F.pad(x[:, t, None], (0, 0, past - 1, 0)),
         start=start,

@@ -47,7 +47,7 @@ def scan_channels(
         return scan(u, dt, A, B, C, D, initial_state=start, return_state=return_state)
     full, B, C = (z.to(dtype=torch.promote_types(z.dtype, A.dtype)) for z in (u, B, C))
     dtu = dt * full
-    states = stepwise(
+    read, states = stepwise(
         keep=lambda t, h: torch.exp(dt[:, t, :, None] * A) * h,
         write=lambda t, kept: dtu[:, t, :, None] * B[:, t, None, :],
         start=full.new_zeros(len(u), *A.shape) if start is None else start,
@@ -55,7 +55,7 @@ def scan_channels(
         state_hook=hook_points["ssm_state"],
         write_hook=hook_points["ssm_write"],
     )  # b t d n
-    y = (states @ C.unsqueeze(-1)).squeeze(-1) + D * full  # b t d
+    y = (read @ C.unsqueeze(-1)).squeeze(-1) + D * full  # b t d
     return y.to(u.dtype), states[:, -1] if return_state else None
 
 
@@ -87,7 +87,7 @@ def scan_heads(
     B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)  # b t h n
     dtx = dt.unsqueeze(-1) * full  # b t h p
     shape = (len(x), *x.shape[2:], B.shape[-1])
-    states = stepwise(
+    read, states = stepwise(
         keep=lambda t, h: torch.exp(dt[:, t] * A)[:, :, None, None] * h,
         write=lambda t, kept: dtx[:, t, :, :, None] * B[:, t, :, None, :],
         start=full.new_zeros(shape) if start is None else start,
@@ -95,7 +95,7 @@ def scan_heads(
         state_hook=hook_points["ssm_state"],
         write_hook=hook_points["ssm_write"],
     )  # b t h p n
-    y = (states @ C.unsqueeze(-1)).squeeze(-1) + D[:, None] * full  # b t h p
+    y = (read @ C.unsqueeze(-1)).squeeze(-1) + D[:, None] * full  # b t h p
     return y.to(x.dtype), states[:, -1] if return_state else None
 
 
@@ -134,7 +134,7 @@ def delta_memory(
 
     if start is None:
         start = wide.new_zeros(len(v), *k.shape[2:], v.shape[-1])
-    memories = stepwise(
+    read, memories = stepwise(
         keep,
         write,
         start,
@@ -142,7 +142,7 @@ def delta_memory(
         state_hook=hook_points["ssm_state"],
         write_hook=hook_points["ssm_write"],
     )  # b t h k v
-    o = (q.unsqueeze(-2) @ memories).squeeze(-2)  # b t h v
+    o = (q.unsqueeze(-2) @ read).squeeze(-2)  # b t h v
     return o.to(v.dtype), memories[:, -1] if return_state else None
 
 

@@ -1,12 +1,14 @@
 """A recurrence one step at a time, whose writes and states a hook can read and replace.
 
 The fast ops never hold a state for every position. When something looks at `ssm_write`,
-`ssm_state` or `conv_state`, a mixer runs its recurrence here instead. A replaced write or state
-takes effect from its own position on: every later write and state follows from it.
+`ssm_state` or `conv_state`, a mixer runs its recurrence here instead. A replaced write takes effect
+from its own position on. A replaced state is what the model remembers *after* a position, as if it
+were exchanged in a cache between two tokens: what is read at that position stays as it was, and
+every later write and state follows from the new one.
 
 Use:
 
-    states = stepwise(keep, write, start, length, state_hook=hook)      # (b, t, *state)
+    read, states = stepwise(keep, write, start, length, state_hook=hook)      # (b, t, *state) each
 
 Glossary: b batch, t time; a state is (b, *state).
 """
@@ -31,7 +33,7 @@ def stepwise(
     *,
     state_hook: Hook,
     write_hook: Hook | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Run state ← keep(state) + write, and show writes and states to their hooks.
 
     The hook of the writes sees all writes of the unpatched recurrence as (b, t, features), the
@@ -48,16 +50,16 @@ def stepwise(
         write_hook: shown the writes.
 
     Returns:
-        The states after every step (b, t, *state).
+        The states that each step reads, and those that the next one goes on from (b, t, *state).
     """
-    states, writes = _run(keep, write, start, length, None, None)
+    read, states, writes = _run(keep, write, start, length, None, None)
     new_writes = None if write_hook is None else _show(write_hook, writes)
     if new_writes is not None:
-        states, _ = _run(keep, write, start, length, new_writes, None)
+        read, states, _ = _run(keep, write, start, length, new_writes, None)
     new_states = _show(state_hook, states)
     if new_states is not None:
-        states, _ = _run(keep, write, start, length, new_writes, new_states)
-    return states
+        read, states, _ = _run(keep, write, start, length, new_writes, new_states)
+    return read, states
 
 
 def _run(
@@ -67,15 +69,18 @@ def _run(
     length: int,
     new_writes: Replacement | None,
     new_states: Replacement | None,
-) -> tuple[Tensor, Tensor]:
-    states, writes = [], []
+) -> tuple[Tensor, Tensor, Tensor]:
+    read, states, writes = [], [], []
     for t in range(length):
         kept = keep(t, state)
         increment = _replace(new_writes, t, write(t, kept))
-        state = _replace(new_states, t, kept + increment)
+        read.append(kept + increment)
+        state = _replace(new_states, t, read[-1])
         states.append(state)
         writes.append(increment)
-    return torch.stack(states, 1), torch.stack(writes, 1)
+    before = torch.stack(read, 1)
+    after = before if new_states is None else torch.stack(states, 1)
+    return before, after, torch.stack(writes, 1)
 
 
 def _show(hook: Hook, values: Tensor) -> Replacement | None:

@@ -116,9 +116,12 @@ def check_gradient_of_a_patch(mixer: Mixer) -> None:
 
 
 def check_patched_state_is_continued(mixer: Mixer) -> None:
-    """Replacing `ssm_state` at t equals stopping after t and going on from the other state."""
+    """Replacing `ssm_state` at t equals stopping after t and going on from the other state.
+
+    What comes out up to t is as it was.
+    """
     x = draw()
-    _, state = mixer(x[:, :5], return_state=True)
+    before, state = mixer(x[:, :5], return_state=True)
     assert state is not None
     _, other = mixer(draw(steps=7).flip(1), return_state=True)
     assert other is not None
@@ -127,6 +130,7 @@ def check_patched_state_is_continued(mixer: Mixer) -> None:
     patch = other["ssm_state"][1].flatten().detach().numpy()
     y, _ = run_hooked(mixer, x, {"ssm_state": patch})
     np.testing.assert_allclose(y[:, 5:], expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y[:, :5], before.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
 def check_states(mixer: Mixer) -> None:

@@ -44,8 +44,9 @@ def recall(mixer: DeltaNet, x: np.ndarray, eye: Eye, g: np.ndarray) -> np.ndarra
         for b, h in np.ndindex(len(x), heads):
             error = v[b, t, h] - k[b, t, h] @ kept[b, h]
             write[b, h] = beta[b, t, h] * np.outer(k[b, t, h], error)
-        memory = eye.step("ssm_state", t, kept + eye.step("ssm_write", t, write))
+        memory = kept + eye.step("ssm_write", t, write)
         o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], memory)
+        memory = eye.step("ssm_state", t, memory)
     return eye.see("ssm_output", o.reshape(x.shape))
 
 

@@ -35,8 +35,9 @@ def by_hand(mixer: Mamba, x: np.ndarray, eye: Eye) -> np.ndarray:
     for t in range(x.shape[1]):
         write = np.einsum("bd,bn,bd->bdn", dt[:, t], B[:, t], u[:, t])
         write = eye.step("ssm_write", t, write)
-        h = eye.step("ssm_state", t, np.exp(dt[:, t, :, None] * A) * h + write)
+        h = np.exp(dt[:, t, :, None] * A) * h + write
         y[:, t] = np.einsum("bdn,bn->bd", h, C[:, t]) + p["D"] * u[:, t]
+        h = eye.step("ssm_state", t, h)
     y = eye.see("ssm_output", y)
     return (y * silu(gate)) @ p["out_proj.weight"].T
 

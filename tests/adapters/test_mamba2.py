@@ -41,12 +41,13 @@ def by_hand(mixer: Mamba2, x: np.ndarray, eye: Eye) -> np.ndarray:
             write[:, head] = np.einsum("b,bp,bn->bpn", dt[:, t, head], channels, b)
             decay = np.exp(-np.exp(p["A_log"][head]) * dt[:, t, head])
             kept[:, head] = decay[:, None, None] * h[:, head]
-        h = eye.step("ssm_state", t, kept + eye.step("ssm_write", t, write))
+        h = kept + eye.step("ssm_write", t, write)
         for head in range(heads):
             group = head // (heads // groups)
             mine = slice(head * width, (head + 1) * width)
             c = C[:, t, group * n : (group + 1) * n]
             y[:, t, mine] = np.einsum("bpn,bn->bp", h[:, head], c) + p["D"][head] * u[:, t, mine]
+        h = eye.step("ssm_state", t, h)
     y = eye.see("ssm_output", y) * silu(gate)
     for part in np.split(np.arange(inner), groups):
         y[..., part] /= np.sqrt((y[..., part] ** 2).mean(-1, keepdims=True) + 1e-5)

@@ -8,8 +8,11 @@ from patchbench.adapters.hook_points import HookPoints
 from patchbench.adapters.mixers.stepwise import stepwise
 
 
-def run(**replace: dict[int, float]) -> list[float]:
-    """State ← state / 2 + (1 + state / 4), from 4, for 4 steps; steps to values by hook."""
+def run(*, of_read: bool = False, **replace: dict[int, float]) -> list[float]:
+    """State ← state / 2 + (1 + state / 4), from 4, for 4 steps; steps to values by hook.
+
+    The result is what is gone on from, or what is read, at each step.
+    """
     points = HookPoints("ssm_write", "ssm_state")
     for name, values in replace.items():
 
@@ -19,7 +22,7 @@ def run(**replace: dict[int, float]) -> list[float]:
             return out
 
         points[name].register_forward_hook(hook)
-    states = stepwise(
+    read, states = stepwise(
         keep=lambda t, state: state / 2,
         write=lambda t, kept: 1 + kept / 2,
         start=torch.full((1, 1), 4.0),
@@ -27,8 +30,8 @@ def run(**replace: dict[int, float]) -> list[float]:
         state_hook=points["ssm_state"],
         write_hook=points["ssm_write"],
     )
-    assert states.shape == (1, 4, 1)
-    return states.flatten().tolist()
+    assert states.shape == read.shape == (1, 4, 1)
+    return (read if of_read else states).flatten().tolist()
 
 
 def test_unpatched() -> None:
@@ -41,6 +44,15 @@ def test_a_replaced_write_changes_later_writes() -> None:
 
 def test_a_replaced_state_is_gone_on_from() -> None:
     assert run(ssm_state={1: 8.0}) == [4, 8, 7, 6.25]
+
+
+def test_what_is_read_where_a_state_is_replaced_stays() -> None:
+    assert run(of_read=True, ssm_state={1: 8.0}) == [4, 4, 7, 6.25]
+    assert run(of_read=True, ssm_state={0: 0.0, 2: 8.0}) == [4, 1, 1.75, 7]
+
+
+def test_what_is_read_where_a_write_is_replaced_changes() -> None:
+    assert run(of_read=True, ssm_write={1: 6.0}) == [4, 8, 7, 6.25]
 
 
 def test_two_replaced_states() -> None:
@@ -64,7 +76,7 @@ def test_the_same_value_put_back_is_no_replacement() -> None:
 def test_zeros_that_a_hook_adds_can_be_differentiated_by(name: str) -> None:
     points, zeros = HookPoints("ssm_write", "ssm_state"), torch.zeros(1, 4, 1, requires_grad=True)
     points[name].register_forward_hook(lambda _, __, out: out + zeros)
-    states = stepwise(
+    _, states = stepwise(
         keep=lambda t, state: state / 2,
         write=lambda t, kept: 1 + kept / 2,
         start=torch.full((1, 1), 4.0),

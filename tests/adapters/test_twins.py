@@ -188,20 +188,20 @@ def by_token(model, tokens, cache, start=0):
         )
 
 
+@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("which", ["ssm_state", "conv_state"])
 @pytest.mark.parametrize("family", ["mamba", "mamba2"])
-def test_an_exchanged_state_is_continued_from(family, which):
+def test_an_exchanged_state_is_continued_from(family, which, layer):
     """The truth exchanges one layer's state in transformers' cache and goes on token by token.
 
-    In the last layer: what a state gives at its own position is patched as well, and reaches the
-    states of the layers above, which a cache keeps as they were.
+    Nothing up to that position changes, in no layer: a state is what is remembered after it.
     """
     model = tiny(family)
     caches = []
     for tokens in (OTHER, CLEAN):
         cache = DynamicCache(config=model.config)
         by_token(model, tokens[:, : AT + 1], cache)
-        caches.append(cache.layers[1])
+        caches.append(cache.layers[layer])
         base = cache
     other, mine = caches
     states = "recurrent_states" if which == "ssm_state" else "conv_states"
@@ -209,6 +209,7 @@ def test_an_exchanged_state_is_continued_from(family, which):
     for key in own if isinstance(own, dict) else [None]:
         (own if key is None else own[key]).copy_(given if key is None else given[key])
     truth = by_token(model, CLEAN, base, AT + 1)
-    found = patched(model, which, layer=1)[:, AT + 1 :]
-    assert (truth - logits(model)[:, AT + 1 :]).abs().max() > 1e-3
-    torch.testing.assert_close(found, truth, atol=1e-4, rtol=1e-4)
+    found, clean = patched(model, which, layer=layer), logits(model)
+    assert (truth - clean[:, AT + 1 :]).abs().max() > 1e-3
+    torch.testing.assert_close(found[:, AT + 1 :], truth, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[:, : AT + 1], clean[:, : AT + 1], atol=1e-5, rtol=1e-5)
