@@ -20,7 +20,12 @@ from typing import Any, Union, get_args, get_origin
 from patchbench.common import UserError
 
 # What a user is told to give instead, by type.
-_WORDS = {int: "a whole number", float: "a finite number", str: "a name", bool: "true or false"}
+_WORDS = {
+    int: "a whole number of at most 64 bits",
+    float: "a finite number",
+    str: "a name",
+    bool: "true or false",
+}
 LISTED = {int: "whole numbers", float: "finite numbers", str: "texts"}
 
 
@@ -65,4 +70,6 @@ def fits(value: Any, kind: type) -> bool:
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and math.isfinite(value)
+    if kind is int and isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return False
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -44,6 +44,7 @@ app = typer.Typer(
     name="patchbench",
     help="Find out how a sequence model solves a recall task, by interchange interventions.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

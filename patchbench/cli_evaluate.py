@@ -307,7 +307,7 @@ def _evaluate_bundled(
     """Run the demo, print the comparison, and write one folder per model below `out`."""
     from patchbench import demo
     from patchbench.report import terminal
-    from patchbench.report.comparison import print_demo
+    from patchbench.report.demo import print_demo
 
     with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
         results = demo.demo(progress=progress, partial=parts, command=command_line(), **config)

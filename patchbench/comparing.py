@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 from patchbench.common import UserError
 from patchbench.effects import columns, select
 from patchbench.results import Result
+from patchbench.sites import single_site
 from patchbench.statistics import RESAMPLES, Estimate, interval, ratio_draws
+from patchbench.summary import run_of
 
 ACCURACY = "accuracy"
 POSITIONS = ("key", "value", "query")
@@ -206,8 +208,7 @@ class _Side:
         layer: int | None,
     ) -> None:
         self.result = result
-        layers = result.provenance["model"].get("num_layers") or 2
-        self.layer = max(1, layers // 2) if layer is None else layer
+        self.layer = middle_layer(result) if layer is None else layer
         measured = result.rows.filter(pc.field("control").is_null())
         # One row of each example, by its number.
         numbers, first = np.unique(measured["example"].to_numpy(), return_index=True)
@@ -215,24 +216,15 @@ class _Side:
         # What Results on the same items have in common.
         self.items = (result.provenance["dataset"]["sha256"], numbers.tobytes())
         self.parts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self.attrib: dict[str, Estimate] = {}
-        if not _has(result, corruption):
-            return
-        run = next(
-            run
-            for run in result.summary["runs"]
-            if (run["corruption"], run["direction"]) == (corruption, "denoise")
-        )
-        effects = {e["site"]: Estimate.from_json(e["attrib"]) for e in run["effects"]}
-        sites = {p: f"L{self.layer}.{component}@{p}" for p in positions}
-        sites = {p: site for p, site in sites.items() if site in effects}
-        self.attrib = {position: effects[site] for position, site in sites.items()}
+        self.parts[ACCURACY] = self.correct, np.ones_like(self.correct)
+        effects = effects_at(result, self.layer, corruption=corruption, component=component)
+        self.attrib = {p: effects[p] for p in positions if p in effects}
+        sites = {p: f"L{self.layer}.{component}@{p}" for p in self.attrib}
         if sites:
             chosen = select(measured, corruption, "denoise")
             _, top, bottom = columns(chosen, sites=list(sites.values()))
             for index, position in enumerate(sites):
                 self.parts[position] = top[:, index], bottom[:, index]
-        self.parts[ACCURACY] = self.correct, np.ones_like(self.correct)
 
     def row(
         self, name: str, differences: Mapping[str, Estimate], paired: bool | None
@@ -268,11 +260,26 @@ def _differences(one: _Side, reference: _Side, paired: bool, resamples: int) -> 
     return found
 
 
+def middle_layer(result: Result) -> int:
+    """Return the layer whose input lies in the middle of the model: 1 of 2 layers."""
+    return max(1, (result.provenance["model"].get("num_layers") or 2) // 2)
+
+
+def effects_at(
+    result: Result, layer: int, *, corruption: str = "key", component: str = "block_input"
+) -> dict[str, Estimate]:
+    """Return the denoised Attrib of a layer's component by position; {} below the gate."""
+    run = run_of(result.summary["runs"], corruption, "denoise")
+    start = f"L{layer}.{component}@"
+    return {
+        effect["site"].removeprefix(start): Estimate.from_json(effect["attrib"])
+        for effect in (run["effects"] if run else ())
+        if effect["site"].startswith(start) and single_site(effect["site"])
+    }
+
+
 def _has(result: Result, corruption: str) -> bool:
-    return any(
-        (run["corruption"], run["direction"]) == (corruption, "denoise")
-        for run in result.summary["runs"]
-    )
+    return run_of(result.summary["runs"], corruption, "denoise") is not None
 
 
 def _warnings(results: Mapping[str, Result]) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from patchbench.effects import differences
-from patchbench.sites import Site
+from patchbench.sites import Site, grid_site
 from patchbench.statistics import Estimate, interval, ratio_draws
 
 HALF = 0.5
@@ -54,8 +54,7 @@ class Grid:
         which = {"corruption": run["corruption"], "direction": run["direction"]}
         metric = run["primary"]
         q_values = {effect["site"]: effect["q_value"] for effect in run["effects"]}
-        names = [name for name in q_values if not {"&", "->"} & set(name.split())]
-        names = [name for name in names if Site.parse(name).head is None]
+        names = [name for name in q_values if grid_site(name) is not None]
         _, numerator, denominator = differences(rows, **which, metric=metric, sites=names)
         rng = np.random.default_rng(seed)
         values, drawn, n = ratio_draws(numerator, denominator, rng=rng, resamples=resamples)

@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from patchbench.common import UserError
-from patchbench.comparing import POSITIONS, find_results
+from patchbench.comparing import POSITIONS, effects_at, find_results, middle_layer
 from patchbench.results import Result
 from patchbench.statistics import Estimate
-
-# Of a Result from before there were verdicts.
-UNKNOWN = "–"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +123,8 @@ def leaderboard(
 
 def _entry(result: Result, corruption: str, positions: Sequence[str], layer: int | None) -> Entry:
     summary, provenance = result.summary, result.provenance
-    layers = summary["model"].get("num_layers") or 2
-    at = max(1, layers // 2) if layer is None else layer
-    effects = {
-        effect["site"]: effect["attrib"]
-        for run in summary["runs"]
-        if (run["corruption"], run["direction"]) == (corruption, "denoise")
-        for effect in run["effects"]
-    }
-    sites = {position: f"L{at}.block_input@{position}" for position in positions}
+    at = middle_layer(result) if layer is None else layer
+    effects = effects_at(result, at, corruption=corruption)
     says = json.dumps([result.config, provenance, summary], sort_keys=True)
     return Entry(
         id=hashlib.sha256(says.encode()).hexdigest()[:16],
@@ -144,13 +134,9 @@ def _entry(result: Result, corruption: str, positions: Sequence[str], layer: int
         seed=summary["task"]["seed"],
         n=summary["n"],
         accuracy=result.accuracy,
-        verdict=str(result.verdict) if "verdict" in summary else UNKNOWN,
+        verdict=str(result.verdict),
         layer=at,
-        attrib={
-            position: Estimate.from_json(effects[site])
-            for position, site in sites.items()
-            if effects.get(site) is not None
-        },
+        attrib={position: effects[position] for position in positions if position in effects},
         date=str(provenance.get("created") or "")[:10],
         version=str(provenance.get("patchbench") or ""),
     )

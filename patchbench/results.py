@@ -28,7 +28,7 @@ from patchbench.common.files import recover
 from patchbench.effects import METRICS, ROW_SCHEMA, attribs
 from patchbench.mechanism import Verdict
 from patchbench.provenance import collect_provenance
-from patchbench.sites import Position, Site
+from patchbench.sites import Position, Site, grid_site
 from patchbench.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ VERSION = 1
 # More do not fit into memory.
 MOST_RESAMPLES = 100_000
 # What everything that shows a Result relies on.
-_SUMMARY = ("model", "task", "n", "accuracy", "accuracy_in_context", "floor", "runs")
+_SUMMARY = (
+    *("model", "task", "n", "accuracy", "accuracy_in_context", "accuracy_beyond_heuristics"),
+    *("floor", "strata", "runs", "verdict"),
+)
 _JSON, _ROWS = "result.json", "rows.parquet"
 
 
@@ -136,9 +139,8 @@ class Result:
             UserError: none of that was measured.
         """
         every = self._attribs(corruption, direction, metric, None)
-        # Sites patched together or from elsewhere, and single heads, have no place in the grid.
-        sites = [Site.parse(name) for name in every if not {"&", "->"} & set(name.split())]
-        chosen = [site for site in sites if site.component == component and site.head is None]
+        sites = [site for name in every if (site := grid_site(name)) is not None]
+        chosen = [site for site in sites if site.component == component]
         if not chosen:
             known = {site.component for site in sites}
             raise UserError(f"no rows for component {component!r}", near_names(component, known))
@@ -308,7 +310,10 @@ def _read_json(directory: Path) -> dict[str, Any]:
             raise UserError(f"{path} is damaged", f"it lacks {name!r}")
     for name in _SUMMARY:
         if name not in content["summary"]:
-            raise UserError(f"{path} is damaged", f"its summary lacks {name!r}")
+            raise UserError(
+                f"{path} is damaged, or of an earlier patchbench: its summary lacks {name!r}",
+                "run the evaluation again",
+            )
     return content
 
 

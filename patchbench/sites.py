@@ -117,3 +117,18 @@ class Site:
             -1 if self.head is None else self.head,
             self.position,
         )
+
+
+def single_site(name: str) -> Site | None:
+    """Return the site that an intervention is named after, if it is one site's own activation.
+
+    Args:
+        name: as in the rows' `site`: "L1.q@value", "L1.q@value & L1.k@value", "L0.q@key -> …".
+    """
+    return None if {"&", "->"} & set(name.split()) else Site.parse(name)
+
+
+def grid_site(name: str) -> Site | None:
+    """Return the site that has a place in a grid of layers and positions: single, no head's."""
+    site = single_site(name)
+    return None if site is None or site.head is not None else site

@@ -90,7 +90,7 @@ def summarise(
             run,
             model=provenance["model"],
             solved=accuracy.low > floor,
-            with_value=_run_of(runs, "value", run["direction"]),
+            with_value=run_of(runs, "value", run["direction"]),
             **draws,
         ).to_json()
     return {
@@ -112,15 +112,16 @@ def summarise(
         "floor": floor,
         "runs": runs,
         # With the key corrupted and restored, as the labels are defined; else the first there is.
-        "verdict": (_run_of(runs, "key", "denoise") or _run_of(runs, "key", "noise") or runs[0])[
+        "verdict": (run_of(runs, "key", "denoise") or run_of(runs, "key", "noise") or runs[0])[
             "verdict"
         ],
     }
 
 
-def _run_of(
+def run_of(
     runs: Sequence[dict[str, Any]], corruption: str, direction: str
 ) -> dict[str, Any] | None:
+    """Return the run of a corruption and direction, None if it was not measured."""
     found = (
         run for run in runs if (run["corruption"], run["direction"]) == (corruption, direction)
     )

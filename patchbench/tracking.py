@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from patchbench.common import UserError, near_names
-from patchbench.sites import Site
+from patchbench.tracking_content import Content, compared, measured
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,10 +36,6 @@ TRACKERS = ("wandb", "trackio")
 MODES = ("online", "offline", "disabled")
 # Seconds that a server may take to begin and to end a run.
 BEGIN, END = 20, 60
-_ESTIMATES = ("accuracy", "accuracy_in_context", "accuracy_beyond_heuristics")
-_COSTS = ("p_clean", "p_corrupted", "gap")
-_COLUMNS = ("corruption", "direction", "site", "layer", "component", "position")
-_LIMITS = ("value", "low", "high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,51 +75,6 @@ class Tracking:
             )
 
 
-def scalars(result: "Result") -> dict[str, float | str]:
-    """Return what is worth a column, by names that do not change.
-
-    `accuracy`, `gap/key`, `attrib/key/L1.block_input@value` (denoised; `attrib_noise/…` noised),
-    each with `…/low` and `…/high`; `floor`, `verdict`, `n`. What was not measured is left out.
-    """
-    found: dict[str, float | str] = {}
-
-    def add(name: str, estimate: Mapping[str, Any] | None) -> None:
-        if estimate is None or estimate["value"] is None:
-            return
-        found[name] = estimate["value"]
-        found[f"{name}/low"], found[f"{name}/high"] = estimate["low"], estimate["high"]
-
-    summary = result.summary
-    for name in _ESTIMATES:
-        add(name, summary.get(name))
-    for run in summary["runs"]:
-        noise = "" if run["direction"] == "denoise" else "_noise"
-        for name in _COSTS:
-            add(f"{name}{noise}/{run['corruption']}", run.get(name))
-        for effect in run["effects"]:
-            add(f"attrib{noise}/{run['corruption']}/{effect['site']}", effect.get("attrib"))
-    found["floor"], found["n"] = summary["floor"], summary["n"]
-    if "verdict" in summary:
-        found["verdict"] = str(result.verdict)
-    return found
-
-
-def site_table(result: "Result") -> tuple[list[str], list[list[Any]]]:
-    """Return the header and a row for each site, corruption and direction above the gate."""
-    rows = []
-    for run in result.summary["runs"]:
-        for effect in run["effects"]:
-            text = effect["site"]
-            alone = not {"&", "->"} & set(text.split())
-            site = Site.parse(text) if alone else None
-            place = (site.layer, site.component, str(site.position)) if site else (None,) * 3
-            numbers = [(effect.get("attrib") or {}).get(limit) for limit in _LIMITS]
-            which = [run["corruption"], run["direction"], text]
-            rows.append([*which, *place, *numbers, effect.get("p_value"), effect.get("q_value")])
-    header = [*_COLUMNS, "attrib", "attrib_low", "attrib_high", "p_value", "q_value"]
-    return header, rows
-
-
 def log_results(
     results: "Mapping[str, Result]",
     tracking: Tracking,
@@ -150,54 +101,16 @@ def log_results(
         created = next(iter(results.values())).provenance.get("created") or "runs"
         group = f"patchbench {created}"
     for name, result in results.items():
-        origin = {key: value for key, value in result.provenance.items() if key != "example"}
-        content = _Content(
-            name=name if several else result.summary["model"]["name"],
-            config={**result.config, "provenance": origin},
-            scalars=scalars(result),
-            table=("sites", *site_table(result)),
-        )
+        content = measured(result, name if several else result.summary["model"]["name"])
         folder = (folders or {}).get(name)
         lines.append(_log(content, tracking, group, several, result=result, folder=folder))
     if comparison is not None:
-        lines.append(_log(_compared(comparison, results), tracking, group, several))
+        lines.append(_log(compared(comparison, results), tracking, group, several))
     return lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Content:
-    """What a run consists of, besides what comes from a Result alone."""
-
-    name: str
-    config: dict[str, Any]
-    scalars: dict[str, Any]
-    table: tuple[str, list[Any], list[Any]]
-    figures: "Mapping[str, go.Figure] | None" = None
-
-
-def _compared(comparison: "Comparison", results: "Mapping[str, Result]") -> _Content:
-    from patchbench.report.compare import as_frame
-    from patchbench.report.comparison_figures import accuracy_scatter, mechanism_triangle
-
-    frame = as_frame(comparison)
-    drawn = {
-        "mechanism_triangle": mechanism_triangle(results, corruption=comparison.corruption),
-        "accuracy_scatter": accuracy_scatter(results, corruption=comparison.corruption),
-    }
-    plain: dict[str, Any] = comparison.to_json()
-    del plain["rows"]
-    rows = json.loads(frame.to_json(orient="values") or "[]")
-    return _Content(
-        name="comparison",
-        config=plain,
-        scalars={"runs": len(rows)},
-        table=("comparison", list(frame.columns), rows),
-        figures={name: figure for name, figure in drawn.items() if figure is not None},
-    )
-
-
 def _log(
-    content: _Content,
+    content: Content,
     tracking: Tracking,
     group: str | None,
     several: bool,
@@ -259,7 +172,7 @@ def begin(tracking: Tracking, *, name: str | None = None, group: str | None = No
 
 
 def _to_wandb(
-    content: _Content,
+    content: Content,
     tracking: Tracking,
     name: str | None,
     group: str | None,
@@ -300,7 +213,7 @@ def _to_wandb(
 
 
 def _to_trackio(
-    content: _Content,
+    content: Content,
     tracking: Tracking,
     name: str | None,
     group: str | None,

@@ -15,6 +15,7 @@ from patchbench.adapters import ops
 from patchbench.adapters.hook_points import Hook, HookPoints
 from patchbench.adapters.mixers.base import MixerOptions, MixerState
 from patchbench.adapters.mixers.stepwise import stepwise
+from patchbench.adapters.ops.precision import no_autocast, working_dtype
 from patchbench.common import UserError
 
 # Steps of a fresh model are log-uniform in this range (arXiv 2312.00752, section 3.6).
@@ -97,8 +98,14 @@ def _conv_by_steps(
         state_hook=hook,
     )  # b t w-1 d
     before = torch.cat([start[:, None], states[:, :-1]], 1)  # b t w-1 d
-    y = torch.einsum("btwd,dw->btd", before, weight[:, :-1]) + x * weight[:, -1]  # b t d
-    return y if bias is None else y + bias, states[:, -1]
+    dtype = working_dtype(x, weight)  # as the fast form computes it
+    with no_autocast(x):
+        taps = weight.to(dtype)
+        y = torch.einsum("btwd,dw->btd", before.to(dtype), taps[:, :-1])  # b t d
+        y = y + x.to(dtype) * taps[:, -1]
+        if bias is not None:
+            y = y + bias.to(dtype)
+    return y.to(x.dtype), states[:, -1]
 
 
 def empty_conv_state(

@@ -1,7 +1,7 @@
 """The recurrences with their hook points: fast, or step by step where something looks inside.
 
 `ssm_write` and `ssm_state` exist for every position only when a hook asks for them; otherwise the
-fast op runs, which never holds more than it must.
+fast op runs, which never holds more than it must. Both compute outside of the caller's autocast.
 
 Use:
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from patchbench.adapters import ops
 from patchbench.adapters.hook_points import HookPoints
 from patchbench.adapters.mixers.stepwise import stepwise
+from patchbench.adapters.ops.precision import no_autocast
 
 Output = tuple[Tensor, Tensor | None]
 """What was read, and the last state if asked for."""
@@ -45,17 +46,18 @@ def scan_channels(
         # The decorator that keeps the compiler out is typed as taking one argument.
         scan: Any = ops.selective_scan
         return scan(u, dt, A, B, C, D, initial_state=start, return_state=return_state)
-    full, B, C = (z.to(dtype=torch.promote_types(z.dtype, A.dtype)) for z in (u, B, C))
-    dtu = dt * full
-    read, states = stepwise(
-        keep=lambda t, h: torch.exp(dt[:, t, :, None] * A) * h,
-        write=lambda t, kept: dtu[:, t, :, None] * B[:, t, None, :],
-        start=full.new_zeros(len(u), *A.shape) if start is None else start,
-        length=u.shape[1],
-        state_hook=hook_points["ssm_state"],
-        write_hook=hook_points["ssm_write"],
-    )  # b t d n
-    y = (read @ C.unsqueeze(-1)).squeeze(-1) + D * full  # b t d
+    with no_autocast(u):
+        full, B, C = (z.to(dtype=torch.promote_types(z.dtype, A.dtype)) for z in (u, B, C))
+        dtu = dt * full
+        read, states = stepwise(
+            keep=lambda t, h: torch.exp(dt[:, t, :, None] * A) * h,
+            write=lambda t, kept: dtu[:, t, :, None] * B[:, t, None, :],
+            start=full.new_zeros(len(u), *A.shape) if start is None else start,
+            length=u.shape[1],
+            state_hook=hook_points["ssm_state"],
+            write_hook=hook_points["ssm_write"],
+        )  # b t d n
+        y = (read @ C.unsqueeze(-1)).squeeze(-1) + D * full  # b t d
     return y.to(u.dtype), states[:, -1] if return_state else None
 
 
@@ -82,20 +84,21 @@ def scan_heads(
             x, dt, A, B, C, D,
             initial_state=start, return_state=return_state, chunk_size=chunk_size,
         )  # fmt: skip
-    full, B, C = (z.to(torch.promote_types(z.dtype, A.dtype)) for z in (x, B, C))
-    repeats = x.shape[2] // B.shape[2]
-    B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)  # b t h n
-    dtx = dt.unsqueeze(-1) * full  # b t h p
-    shape = (len(x), *x.shape[2:], B.shape[-1])
-    read, states = stepwise(
-        keep=lambda t, h: torch.exp(dt[:, t] * A)[:, :, None, None] * h,
-        write=lambda t, kept: dtx[:, t, :, :, None] * B[:, t, :, None, :],
-        start=full.new_zeros(shape) if start is None else start,
-        length=x.shape[1],
-        state_hook=hook_points["ssm_state"],
-        write_hook=hook_points["ssm_write"],
-    )  # b t h p n
-    y = (read @ C.unsqueeze(-1)).squeeze(-1) + D[:, None] * full  # b t h p
+    with no_autocast(x):
+        full, B, C = (z.to(torch.promote_types(z.dtype, A.dtype)) for z in (x, B, C))
+        repeats = x.shape[2] // B.shape[2]
+        B, C = B.repeat_interleave(repeats, 2), C.repeat_interleave(repeats, 2)  # b t h n
+        dtx = dt.unsqueeze(-1) * full  # b t h p
+        shape = (len(x), *x.shape[2:], B.shape[-1])
+        read, states = stepwise(
+            keep=lambda t, h: torch.exp(dt[:, t] * A)[:, :, None, None] * h,
+            write=lambda t, kept: dtx[:, t, :, :, None] * B[:, t, :, None, :],
+            start=full.new_zeros(shape) if start is None else start,
+            length=x.shape[1],
+            state_hook=hook_points["ssm_state"],
+            write_hook=hook_points["ssm_write"],
+        )  # b t h p n
+        y = (read @ C.unsqueeze(-1)).squeeze(-1) + D[:, None] * full  # b t h p
     return y.to(x.dtype), states[:, -1] if return_state else None
 
 
@@ -132,17 +135,18 @@ def delta_memory(
         correction = beta[:, t, :, None] * (wide[:, t] - recalled)  # b h v
         return k[:, t, :, :, None] * correction[:, :, None, :]  # b h k v
 
-    if start is None:
-        start = wide.new_zeros(len(v), *k.shape[2:], v.shape[-1])
-    read, memories = stepwise(
-        keep,
-        write,
-        start,
-        v.shape[1],
-        state_hook=hook_points["ssm_state"],
-        write_hook=hook_points["ssm_write"],
-    )  # b t h k v
-    o = (q.unsqueeze(-2) @ read).squeeze(-2)  # b t h v
+    with no_autocast(v):
+        if start is None:
+            start = wide.new_zeros(len(v), *k.shape[2:], v.shape[-1])
+        read, memories = stepwise(
+            keep,
+            write,
+            start,
+            v.shape[1],
+            state_hook=hook_points["ssm_state"],
+            write_hook=hook_points["ssm_write"],
+        )  # b t h k v
+        o = (q.unsqueeze(-2) @ read).squeeze(-2)  # b t h v
     return o.to(v.dtype), memories[:, -1] if return_state else None
 
 

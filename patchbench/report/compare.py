@@ -42,6 +42,9 @@ def print_compared(comparison: "Comparison") -> None:
         effects = [cell(row.attrib.get(position)) for position in positions]
         table.add_row(escape(row.name), str(row.layer), cell(row.accuracy), *effects)
     console.print(table)
+    if len(comparison.positions) > len(positions):
+        left = ", ".join(comparison.positions[len(positions) :])
+        console.print(f"no room for {escape(left)}: --csv, --json and --html have them")
     verdicts = _table("run", "verdict")
     verdicts.columns[1].justify = "left"
     for row in comparison.rows:

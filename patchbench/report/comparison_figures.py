@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import pyarrow as pa
 
 from patchbench.common import UserError
+from patchbench.comparing import effects_at, middle_layer
 from patchbench.report.figures import estimate_bars, estimate_words
 from patchbench.report.palette import (
     DASHES,
@@ -37,33 +38,6 @@ _CORNERS = ("key", "value", "query")
 _LABELLED = 12
 
 
-def middle_layer(result: "Result") -> int:
-    """Return the layer whose input lies in the middle of the model: 1 of 2 layers."""
-    return max(1, (result.provenance["model"].get("num_layers") or 2) // 2)
-
-
-def effects_at(
-    result: "Result", layer: int | None = None, *, corruption: str = "key"
-) -> dict[str, Estimate]:
-    """Return Attrib of the residual stream entering a layer, by position; {} below the gate.
-
-    Args:
-        result: denoised.
-        layer: by default the middle one.
-        corruption: of which run.
-    """
-    which = middle_layer(result) if layer is None else layer
-    for run in result.summary["runs"]:
-        if (run["corruption"], run["direction"]) == (corruption, "denoise"):
-            start = f"L{which}.block_input@"
-            return {
-                effect["site"].removeprefix(start): Estimate.from_json(effect["attrib"])
-                for effect in run["effects"]
-                if effect["site"].startswith(start) and "&" not in effect["site"]
-            }
-    return {}
-
-
 def mechanism_triangle(
     results: "Mapping[str, Result]", *, layer: int | None = None, corruption: str = "key"
 ) -> go.Figure | None:
@@ -75,7 +49,7 @@ def mechanism_triangle(
     """
     figure = go.Figure()
     for index, (name, result) in enumerate(results.items()):
-        effects = effects_at(result, layer, corruption=corruption)
+        effects = _at(result, layer, corruption)
         sums = dict.fromkeys(_CORNERS, 0.0)
         for position, effect in effects.items():
             role = Position.parse(position).role
@@ -138,7 +112,7 @@ def accuracy_scatter(
     """
     figure = go.Figure()
     for index, (name, result) in enumerate(results.items()):
-        effect = effects_at(result, layer, corruption=corruption).get(position)
+        effect = _at(result, layer, corruption).get(position)
         accuracy = result.accuracy
         few = len(results) <= _LABELLED
         words = "below the gate" if effect is None else estimate_words(effect)
@@ -192,7 +166,9 @@ def conv_width_bars(
         "accuracy": [results[width].accuracy for width in widths]
     }
     for position in positions:
-        bars[f"Attrib@{position}"] = [effects_at(results[width]).get(position) for width in widths]
+        bars[f"Attrib@{position}"] = [
+            _at(results[width], None, "key").get(position) for width in widths
+        ]
     shades = (GREY, *(color(Position.parse(position).role) for position in positions))
     patterns = ("", "/", "x", ".", "-", "+")
     figure = go.Figure()
@@ -271,7 +247,7 @@ def training_dynamics(table: pa.Table, *, component: str = "block_input") -> go.
             y=[row["attrib"] for row in line],
             name=f"Attrib@{label(position)}",
             mode="lines+markers",
-            line={"color": shade, "dash": DASHES[abs(place.offset) % len(DASHES)]},
+            line={"color": shade, "dash": DASHES[place.offset % len(DASHES)]},
             marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6},
         )
     where = "" if layer is None else f"L{layer}."
@@ -283,3 +259,8 @@ def training_dynamics(table: pa.Table, *, component: str = "block_input") -> go.
         yaxis2=axis("loss", overlaying="y", side="right", showgrid=False, rangemode="tozero"),
     )
     return figure
+
+
+def _at(result: "Result", layer: int | None, corruption: str) -> dict[str, Estimate]:
+    at = middle_layer(result) if layer is None else layer
+    return effects_at(result, at, corruption=corruption)

@@ -11,10 +11,12 @@ Use:
 """
 
 from collections.abc import Mapping
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from patchbench.common import UserError
 from patchbench.report.palette import (
     DASHES,
     DIVERGING,
@@ -30,8 +32,9 @@ from patchbench.report.palette import (
 )
 from patchbench.report.tokens import token_strip
 from patchbench.report.verdict import strongest
-from patchbench.sites import Position, Site
+from patchbench.sites import Position, Site, grid_site
 from patchbench.statistics import Estimate
+from patchbench.summary import run_of
 
 if TYPE_CHECKING:
     from patchbench.results import Result
@@ -52,15 +55,6 @@ def figures(result: "Result") -> dict[str, go.Figure]:
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def run_of(result: "Result", corruption: str, direction: str) -> Mapping[str, Any]:
-    """Return the summary's run of a corruption and direction."""
-    return next(
-        run
-        for run in result.summary["runs"]
-        if (run["corruption"], run["direction"]) == (corruption, direction)
-    )
-
-
 def grid_components(result: "Result", corruption: str, direction: str) -> list[str]:
     """Return the components with effects by layer and position, in the order asked for."""
     chosen = result.rows.filter(
@@ -68,11 +62,8 @@ def grid_components(result: "Result", corruption: str, direction: str) -> list[s
         & (result.rows["direction"].to_numpy() == direction)
         & result.rows["control"].is_null().to_numpy()
     )
-    names = [
-        name for name in chosen["site"].unique().to_pylist() if not {"&", "->"} & {*name.split()}
-    ]
-    sites = [Site.parse(name) for name in names]
-    known = dict.fromkeys(site.component for site in sites if site.head is None)
+    sites = map(grid_site, chosen["site"].unique().to_pylist())
+    known = dict.fromkeys(site.component for site in sites if site is not None)
     asked = [name for name in result.config.get("components") or () if name in known]
     return list(dict.fromkeys([*asked, *known]))
 
@@ -84,11 +75,13 @@ def heat_map(
 
     The scale is centred at 0 and reaches to 1 at least; cells carry their number.
     """
-    run = run_of(result, corruption, direction)
-    metric = run.get("primary", "p")
-    table = result.table(component, corruption, direction, metric)
-    layers = list(dict.fromkeys(layer for layer, _ in table))
-    positions = list(dict.fromkeys(position for _, position in table))
+    run = _run(result, corruption, direction)
+    metric = run["primary"]
+    every = result.table(component, corruption, direction, metric)
+    layers = list(dict.fromkeys(layer for layer, _ in every))
+    positions = list(dict.fromkeys(position for _, position in every))
+    # A corruption that changes nothing has no ratio.
+    table = {place: effect for place, effect in every.items() if not isnan(effect.value)}
     effects = [[table.get((layer, position)) for position in positions] for layer in layers]
     most = max([1.0, *(abs(e.value) for e in table.values())])
     below = bool(run["reasons"])
@@ -137,8 +130,8 @@ def profile(
 
     None for fewer than two layers.
     """
-    run = run_of(result, corruption, direction)
-    metric = run.get("primary", "p")
+    run = _run(result, corruption, direction)
+    metric = run["primary"]
     table = result.table(component, corruption, direction, metric)
     layers = [layer for layer in dict.fromkeys(layer for layer, _ in table) if layer is not None]
     if len(layers) < 2:
@@ -166,7 +159,7 @@ def profile(
             name=label(position),
             legendgroup=position,
             mode="lines+markers",
-            line={"color": shade, "dash": DASHES[abs(place.offset) % len(DASHES)]},
+            line={"color": shade, "dash": DASHES[place.offset % len(DASHES)]},
             marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
             hovertext=[
                 f"L{layer} {label(position)}<br>{estimate_words(e)}" for layer, e in line.items()
@@ -187,7 +180,7 @@ def controls(
     result: "Result", *, corruption: str = "key", direction: str = "denoise"
 ) -> go.Figure | None:
     """Return the controls that should be near 0, with their intervals; None without any."""
-    found = run_of(result, corruption, direction).get("soft_controls") or []
+    found = _run(result, corruption, direction)["soft_controls"]
     if not found:
         return None
     effects = [Estimate.from_json(control["attrib"]) for control in found]
@@ -226,8 +219,8 @@ def strata(
     result: "Result", *, corruption: str = "key", direction: str = "denoise"
 ) -> go.Figure | None:
     """Return accuracy and the strongest sites' Attrib by stratum of the examples; None without."""
-    run = run_of(result, corruption, direction)
-    if not run.get("strata"):
+    run = _run(result, corruption, direction)
+    if not run["strata"]:
         return None
     accuracy = {s["stratum"]: Estimate.from_json(s["accuracy"]) for s in result.summary["strata"]}
     names = [s["stratum"] for s in run["strata"]]
@@ -265,8 +258,9 @@ def attribution_scatter(
     estimated = result.summary.get("attribution")
     if estimated is None:
         return None
-    scores = {s["site"]: s["attrib"] for s in run_of_scores(estimated, corruption, direction)}
-    run = run_of(result, corruption, direction)
+    scored = run_of(estimated["runs"], corruption, direction)
+    scores = {s["site"]: s["attrib"] for s in (scored["scores"] if scored else ())}
+    run = _run(result, corruption, direction)
     exact = {e["site"]: e["attrib"] for e in run["effects"] if e["site"] in scores}
     if not exact:
         return None
@@ -299,15 +293,14 @@ def attribution_scatter(
     return figure
 
 
-def run_of_scores(
-    estimated: Mapping[str, Any], corruption: str, direction: str
-) -> list[dict[str, Any]]:
-    """Return the first-order scores of a corruption and direction."""
-    return next(
-        run["scores"]
-        for run in estimated["runs"]
-        if (run["corruption"], run["direction"]) == (corruption, direction)
-    )
+def _run(result: "Result", corruption: str, direction: str) -> dict[str, Any]:
+    run = run_of(result.summary["runs"], corruption, direction)
+    if run is None:
+        known = [f"{run['corruption']}, {run['direction']}" for run in result.summary["runs"]]
+        raise UserError(
+            f"the {corruption} corrupted, {direction}, was not measured", f"there is: {known}"
+        )
+    return run
 
 
 def _title(what: str, run: Mapping[str, Any], metric: str) -> str:
@@ -329,7 +322,7 @@ def estimate_words(estimate: Estimate) -> str:
 
 def _hover(site: Site, effect: Estimate | None, q_values: Mapping[str, float | None]) -> str:
     if effect is None:
-        return f"{label(site)}<br>not measured"
+        return f"{label(site)}<br>no value"
     q = q_values.get(str(site))
     return f"{label(site)}<br>{estimate_words(effect)}" + ("" if q is None else f"<br>q {q:.2g}")
 

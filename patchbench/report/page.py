@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import unescape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,8 @@ def render_page(
             name = f"figure-{len(numbered)}"
             numbered[name] = json.loads(figure.to_json() or "{}")
             text = str(numbered[name]["layout"]["title"]["text"])
-            figures.append({"id": name, "title": text.split("<br>")[0]})
+            # Titles are written for plotly; the template escapes by itself.
+            figures.append({"id": name, "title": unescape(text.split("<br>")[0])})
         shown.append({**vars(block), "figures": figures})
     verdicts = [
         {

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from patchbench.report.terminal import make_console, print_grid
-from patchbench.sites import Site
+from patchbench.sites import Position, grid_site
 from patchbench.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -87,10 +87,7 @@ def _grids(run: Mapping[str, Any]) -> dict[str, dict[tuple[int | None, str], Est
     by = " by the logit difference" if run["primary"] == "logit_diff" else ""
     grids: dict[str, dict[tuple[int | None, str], Estimate]] = {}
     for effect in run["effects"]:
-        if {"&", "->"} & set(effect["site"].split()):
-            continue
-        site = Site.parse(effect["site"])
-        if site.head is None:
+        if (site := grid_site(effect["site"])) is not None:
             grid = grids.setdefault(f"pooled Attrib of {site.component}{by}", {})
             grid[site.layer, str(site.position)] = Estimate.from_json(effect[key])
     return {title: dict(sorted(grid.items(), key=_place)) for title, grid in grids.items()}
@@ -98,4 +95,4 @@ def _grids(run: Mapping[str, Any]) -> dict[str, dict[tuple[int | None, str], Est
 
 def _place(item: tuple[tuple[int | None, str], Estimate]) -> tuple[int, Any]:
     (layer, position), _ = item
-    return -1 if layer is None else layer, Site.parse(f"L0.block_input@{position}").position
+    return -1 if layer is None else layer, Position.parse(position)

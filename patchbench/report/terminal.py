@@ -29,8 +29,9 @@ from rich.table import Table
 from rich.text import Text
 
 from patchbench.report.verdict import print_found, print_metrics, print_strata, print_verdict
-from patchbench.sites import Site
+from patchbench.sites import Site, grid_site
 from patchbench.statistics import Estimate
+from patchbench.summary import run_of
 
 if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel
@@ -228,7 +229,7 @@ def _split(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the components that have a place in a grid, and the names of all other sites."""
     components, others = {}, []
     for name in names:
-        if {"&", "->"} & set(name.split()) or (site := Site.parse(name)).head is not None:
+        if (site := grid_site(name)) is None:
             others.append(name)
         else:
             components[site.component] = None
@@ -249,16 +250,12 @@ def print_scores(
     console: Console, estimated: dict[str, Any], corruption: str, direction: str
 ) -> None:
     """Print the first-order scores of all sites, and how far they are from exact numbers."""
-    run = next(
-        run
-        for run in estimated["runs"]
-        if (run["corruption"], run["direction"]) == (corruption, direction)
-    )
+    run = run_of(estimated["runs"], corruption, direction)
+    if run is None:
+        return
     grids: dict[str, dict[tuple[int | None, str], Estimate]] = {}
     for score in run["scores"]:
-        # Sites patched from elsewhere, and single heads, have no place in the grid.
-        site = None if "->" in score["site"].split() else Site.parse(score["site"])
-        if site is not None and site.head is None:
+        if (site := grid_site(score["site"])) is not None:
             place = site.layer, str(site.position)
             grids.setdefault(site.component, {})[place] = Estimate.from_json(score["attrib"])
     steps = estimated["ig_steps"]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
+from patchbench.adapters.hook_points import Hook
 from tests.adapters.lively import EVERY_PRESET, VOCAB, labels_at, lively, tokens
 
 every_preset = pytest.mark.parametrize("name", EVERY_PRESET)
@@ -162,3 +163,19 @@ def test_autocast_changes_the_loss_by_its_rounding_alone(name):
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert 0 < abs(losses[1] - losses[0]) < 0.01 * losses[0]
     assert float((grads[1] - grads[0]).norm() / grads[0].norm()) < 0.05
+
+
+@every_preset
+def test_looking_inside_changes_nothing_under_autocast(name):
+    """The step-by-step form that a hook asks for computes outside of autocast, as the fast ones."""
+    model, ids = lively(name).eval(), tokens()
+    hooks = [module for module in model.modules() if isinstance(module, Hook)]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = model(ids, use_cache=False).logits
+        handles = [hook.register_forward_hook(lambda *_: None) for hook in hooks]
+        watched = model(ids, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    # Half precision around both; what differs in the last bit of fp32 may round the other way.
+    scale = plain.abs().max()
+    assert float((watched - plain).abs().max() / scale) < 0.006

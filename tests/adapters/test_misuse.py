@@ -23,6 +23,9 @@ def layer(name, **options):
     [
         ({"hidden_size": "64"}, "hidden_size is '64': give a whole number"),
         ({"vocab_size": True}, "vocab_size is True"),
+        ({"hidden_size": 10**30}, "of at most 64 bits"),
+        ({"num_hidden_layers": 10**30}, "of at most 64 bits"),
+        (layer("mamba", d_state=10**30), "d_state is 10"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers is '2'"),
         ({"num_heads": "2"}, "num_heads is '2'"),
         ({"num_heads": 1.0}, "num_heads is 1.0"),

@@ -321,3 +321,20 @@ def test_export_writes_a_loadable_dataset(run, tmp_path):
     rows = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))["test"]
     assert rows.num_rows == 16
     assert rows[0]["roles"]["value"] == rows[0]["roles"]["key"] + 1
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("evaluate", "block_input"),
+        ("train", "1e-3"),
+        ("compare", "the most accurate"),
+        ("log", "WANDB_ENTITY"),
+    ],
+)
+def test_help_shows_a_default_that_is_written_by_hand(run, monkeypatch, command, default):
+    """Rich may take what stands in brackets for markup, and leave it out."""
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"[default: {default}]" in " ".join(out.replace("│", " ").split())

@@ -18,11 +18,8 @@ import patchbench as pb
 from patchbench.training import ModelSpec, TrainConfig, Trained, data, train
 from patchbench.training.dynamics import SCHEMA
 from patchbench.training.folder import TrainFolder
+from tests.core.tiny_training import QUICK, SPEC, TASK
 from tests.tiny_models import tiny
-
-TASK = {"num_pairs": 2, "num_keys": 4, "num_values": 4}
-QUICK = {"steps": 8, "dev_n": 16, "test_n": 8, "train_n": 256, "batch_size": 8, "device": "cpu"}
-SPEC = ModelSpec(arch="delta_net", width=16)
 
 
 @pytest.fixture(scope="module")
@@ -273,50 +270,6 @@ def test_somebody_elses_folder_is_never_removed(task, tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("spec", "settings", "says"),
-    [
-        (ModelSpec(arch="attention", options={"max_position_embeddings": 6}), {}, "8 tokens"),
-        (ModelSpec(arch="delta_nat"), {}, "delta_net"),
-        (ModelSpec(arch="mamba", heads=2), {}, "num_heads"),
-        (SPEC, {"lr": "fast"}, "auto"),
-        (SPEC, {"lr": -1.0}, "above 0"),
-        (SPEC, {"schedule": "cosin"}, "cosine"),
-        (SPEC, {"lr_grid": [1e-3, float("nan")]}, "lr_grid is"),
-        (SPEC, {"lr_grid": 1e-3}, "give a list of finite numbers"),
-        (SPEC, {"dynamics_components": "q"}, "give a list of texts"),
-        (SPEC, {"curriculum": "num_pairs=1:2"}, "give a list of texts"),
-        (SPEC, {"warmup": "half"}, "warmup is 'half'"),
-        (SPEC, {"batch_size": None}, "batch_size is None"),
-        (SPEC, {"steps": True}, "steps is True"),
-        (SPEC, {"steps": None, "epochs": 1e300}, "at most 1,000,000,000 steps"),
-        (SPEC, {"step": 3}, "steps"),
-        (SPEC, {"steps": None}, "steps or epochs"),
-        (SPEC, {"steps": None, "epochs": 1.0, "data": "fresh"}, "epochs"),
-        (SPEC, {"log_every": 2, "dynamics_every": 3}, "multiple"),
-        (SPEC, {"stop_at": 1.5}, "stop_at"),
-        (SPEC, {"device": "tpu"}, "cpu"),
-        (SPEC, {"dynamics_components": ["block_inptu"]}, "block_input"),
-        (SPEC, {"curriculum": ["num_pairs=1"]}, "NAME=VALUE:STEPS"),
-        (SPEC, {"curriculum": ["num_pairs=1:8"]}, "leaves no step"),
-        (SPEC, {"curriculum": ["num_pears=1:2"]}, "num_pairs"),
-        (SPEC, {"curriculum": ["num_keys=3:2"]}, "vocabulary"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_mistake_is_named_before_any_step(task, tmp_path, spec, settings, says):
-    with pytest.raises(pb.UserError, match=says):
-        train(spec, task, out=tmp_path / "run", **{**QUICK, **settings})
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_with_too_few_token_ids_is_refused(task, tmp_path):
-    tiny("gpt2", vocab=8).save_pretrained(tmp_path / "small")
-    spec = ModelSpec(init_from=str(tmp_path / "small"))
-    with pytest.raises(pb.UserError, match="12 token ids, the model 8"):
-        train(spec, task, out=tmp_path / "run", **QUICK)
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mamba"])
 def test_any_causal_language_model_trains(task, tmp_path, family):
     tiny(family, vocab=20).save_pretrained(tmp_path / "start")
@@ -329,28 +282,6 @@ def test_any_causal_language_model_trains(task, tmp_path, family):
 def test_mixed_precision_keeps_weights_in_float32(task, tmp_path):
     trained = train(SPEC, task, out=tmp_path / "run", precision="bfloat16", **QUICK)
     assert {tensor.dtype for tensor in weights(trained.path).values()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"arch": "mamba", "width": "64"}, "width is '64'"),
-        ({"arch": 3}, "arch is 3"),
-        ({"init_from": "m", "width": 64}, "brings its own architecture"),
-        ({"init_from": "m", "layers": 0}, "brings its own architecture"),
-    ],
-)
-def test_a_spec_that_means_nothing_is_refused(arguments, says):
-    with pytest.raises(pb.UserError, match=says):
-        ModelSpec(**arguments)
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"width": 60_000, "layers": 9}, {"options": {"max_position_embeddings": 10**20}}]
-)
-def test_a_model_that_the_memory_does_not_hold_is_never_made(task, sizes):
-    with pytest.raises(pb.UserError, match=r"parameters, whose training takes|too large"):
-        ModelSpec(arch="attention", **sizes).build(task, 0)
 
 
 def test_epochs_count_rows():

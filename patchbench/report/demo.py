@@ -1,8 +1,8 @@
-"""Several Results side by side in the terminal.
+"""The demo in the terminal: the bundled models side by side.
 
 Use:
 
-    print_comparison(results, component="block_input", layers=[1], positions=["key", "value"])
+    print_demo(demo())
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,15 +30,15 @@ def print_demo(results: "Mapping[str, Result]", *, quiet: bool = False) -> None:
     )
     print_verdicts(console, results)
     positions = next(iter(results.values())).config["positions"][:MOST_COLUMNS]
-    print_comparison(results, component="block_input", layers=[1], positions=positions)
-    print_comparison(results, component="conv_output", layers=[0, 1], positions=positions)
+    _print_component(results, component="block_input", layers=[1], positions=positions)
+    _print_component(results, component="conv_output", layers=[0, 1], positions=positions)
     if not quiet:
         console.print(
             f"one of them in full: patchbench evaluate --model patchbench/{next(iter(results))}"
         )
 
 
-def print_comparison(
+def _print_component(
     results: "Mapping[str, Result]",
     *,
     component: str,
