@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from patchbench.adapters.cache import MixerLMCache
 from patchbench.adapters.config import MixerLMConfig
 from patchbench.adapters.mixers import MIXERS
+from patchbench.common import UserError
 
 
 def build_norm(kind: str, width: int, eps: float) -> nn.Module:
@@ -63,6 +64,13 @@ class MixerBlock(GradientCheckpointingLayer):
         """
         state = None if cache is None else cache.states[self.layer]
         mixed, state = self.mixer(self.norm(x), state, return_state=cache is not None)
+        if mixed.shape != x.shape or (cache is not None and state is None):
+            given = "no state" if mixed.shape == x.shape else f"shape {tuple(mixed.shape)}"
+            raise UserError(
+                f"layer {self.layer}: {type(self.mixer).__name__} returned {given} for an input of "
+                f"shape {tuple(x.shape)}",
+                "a mixer returns as many features as it is given, and a state when asked for one",
+            )
         x = x + mixed
         if cache is not None:
             cache.states[self.layer] = state

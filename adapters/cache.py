@@ -12,13 +12,13 @@ Use:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from patchbench.adapters.mixers import MixerState
+from patchbench.adapters.mixers import Mixer, MixerState
 from patchbench.common import UserError
 
 
@@ -75,6 +75,16 @@ class MixerLMCache(Cache):
         """Repeat every row `repeats` times, copies side by side."""
         self._map(lambda tensor: tensor.repeat_interleave(repeats, 0))
 
+    @property
+    def is_linear(self) -> list[bool]:
+        """False for every layer: of a prompt only what the cache has not seen may run again."""
+        return [False] * len(self.states)
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: the states grow, and no mask in four dimensions is wanted."""
+        return False
+
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse: a recurrent state cannot be taken back.
 
@@ -111,26 +121,53 @@ class MixerLMCache(Cache):
             ]
 
 
-def check_cache(cache: object, *, layers: int, rows: int) -> None:
-    """Raise `UserError` unless `cache` can be continued by a model and batch of this size.
+def check_cache(cache: object, mixers: Sequence[Mixer], *, rows: int) -> None:
+    """Raise `UserError` unless `cache` can be continued by these mixers and a batch of this size.
 
-    States of one row would otherwise be broadcast over all rows without an error.
+    States of one row would otherwise be broadcast over all rows without an error, and those of
+    another model be misread.
 
     Args:
         cache: what was passed as one.
-        layers: layers of the model.
+        mixers: of the model, layer by layer.
         rows: rows of the batch.
     """
     if not isinstance(cache, MixerLMCache):
         raise UserError(
             f"the cache is a {type(cache).__name__}", "pass what an earlier call returned as .cache"
         )
-    if len(cache) != layers:
+    if len(cache) != len(mixers):
         raise UserError(
-            f"the cache has {len(cache)} layers, the model {layers}", "pass a cache of this model"
+            f"the cache has {len(cache)} layers, the model {len(mixers)}",
+            "pass a cache of this model",
         )
     if cache.batch_size not in (-1, rows):
         raise UserError(
             f"the cache has {cache.batch_size} rows, the input {rows}",
             "select or repeat the cache's rows (reorder_cache, batch_repeat_interleave)",
         )
+    if not cache.length:
+        return
+    for layer, (mixer, state) in enumerate(zip(mixers, cache.states, strict=True)):
+        if type(mixer).initial_state is Mixer.initial_state:
+            continue  # says nothing of its states
+        wanted = mixer.initial_state(rows, torch.device("meta"), torch.float32)
+        if state is None or not _alike(state, wanted):
+            found = None if state is None else _shapes(state)
+            raise UserError(
+                f"layer {layer} of the cache holds {found}, the model has {_shapes(wanted)}",
+                "pass a cache that this model made",
+            )
+
+
+def _alike(state: MixerState, wanted: MixerState) -> bool:
+    """Whether names and shapes agree; what begins with no entry (a history) has any length."""
+    return state.keys() == wanted.keys() and all(
+        state[name].dim() == one.dim()
+        and all(b in (a, 0) for a, b in zip(state[name].shape, one.shape, strict=True))
+        for name, one in wanted.items()
+    )
+
+
+def _shapes(state: MixerState) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from patchbench.adapters.mixers import MIXERS, MixerOptions
-from patchbench.adapters.settings import check_types
+from patchbench.adapters.settings import check_sizes, check_types
 from patchbench.common import UserError, near_names
 
 DEFAULT_POSITIONS = 1024
@@ -119,7 +119,9 @@ class MixerLMConfig(PreTrainedConfig):
         """Fill in what was left out and check the whole; see the class for errors."""
         self._check_keywords(kwargs)
         own = MixerLMConfig.__annotations__
-        check_types("", MixerLMConfig, {n: v for n, v in vars(self).items() if n in own})
+        values = {n: v for n, v in vars(self).items() if n in own}
+        check_types("", MixerLMConfig, values)
+        check_sizes("", values)
         self._check_containers()
         given: list[str | dict[str, Any]] = ["attention"] * (self.num_hidden_layers or 2)
         self.mixers = given if self.mixers is None else list(self.mixers)
@@ -192,6 +194,7 @@ class MixerLMConfig(PreTrainedConfig):
                     near_names(key, known | {"mlp", "norm"}),
                 )
         check_types(f"layer {index}: {name}", kind, values)
+        check_sizes(f"layer {index}: {name}", values)
         return Layer(mixer=name, options=kind(**values), mlp=mlp, norm=norm)
 
     def _check_keywords(self, kwargs: dict[str, Any]) -> None:

@@ -35,17 +35,27 @@ class Hook(nn.Module):
     def __call__(self, x: Tensor) -> Tensor:
         """Return what the hooks make of `x`.
 
+        Floats of another width are cast to that of `x`.
+
         Raises:
-            UserError: a hook returned another shape, which might broadcast without an error.
+            UserError: a hook returned another shape, which might broadcast without an error, or
+                what is no floating point number, with which convolutions compute in integers.
         """
         y = super().__call__(x)
-        if y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
+        if y is x:
+            return y
+        if not isinstance(y, Tensor) or y.shape != x.shape:
             given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise UserError(
                 f"a hook on {self.name!r} returned {given}, the value has shape {tuple(x.shape)}",
                 "return a tensor of the same shape, (batch, time, features)",
             )
-        return y
+        if not y.is_floating_point():
+            raise UserError(
+                f"a hook on {self.name!r} returned {y.dtype}, the value is {x.dtype}",
+                "return floating point numbers",
+            )
+        return y.to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` itself, unchanged."""

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 
@@ -35,7 +35,10 @@ from patchbench.adapters.model_io import (
     MixerLMCausalOutput,
     MixerLMOutput,
     check_keywords,
+    check_mask,
     has_padding,
+    kept,
+    labelled,
 )
 from patchbench.common import UserError
 
@@ -153,9 +156,12 @@ class MixerLMModel(MixerLMPreTrainedModel):
                     "padding would enter the states of the cache",
                     "batch sequences of equal length, or pass use_cache=False",
                 )
-            check_cache(cache, layers=len(self.layers), rows=x.shape[0])
+            mixers = [cast(Mixer, cast(MixerBlock, block).mixer) for block in self.layers]
+            check_cache(cache, mixers, rows=x.shape[0])
         past = 0 if cache is None else cache.length
         total = past + x.shape[1]
+        if attention_mask is not None:
+            check_mask(attention_mask, rows=x.shape[0], time=x.shape[1], past=past)
         if self.max_length is not None and total > self.max_length:
             raise UserError(
                 f"{total} tokens, but the model has learned {self.max_length} positions",
@@ -186,6 +192,9 @@ class MixerLMModel(MixerLMPreTrainedModel):
         return output.to_tuple() if return_dict is False else output
 
     def _embed(self, input_ids: Tensor) -> Tensor:
+        if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+            kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+            raise UserError(f"input_ids are {kind}", "give a tensor of token ids, torch.long")
         try:
             return self.embed(input_ids)
         except IndexError:
@@ -215,6 +224,30 @@ class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # transformers' caches hold other states; the first call makes a MixerLMCache
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        cache: Cache | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return what `forward` gets at a step of `generate`; see `GenerationMixin`.
+
+        Raises:
+            UserError: the cache has seen all of the prompt, which would run once more.
+        """
+        if cache is not None and next_sequence_length is not None and next_sequence_length < 1:
+            raise UserError(
+                f"the cache has seen {cache.get_seq_length()} tokens, the prompt has "
+                f"{input_ids.shape[1]}",
+                "give the whole sequence, with a token at least that the cache has not seen",
+            )
+        parent: Any = super()  # typed for a class that has a quantizer, an encoder and so on
+        return parent.prepare_inputs_for_generation(
+            input_ids, next_sequence_length, cache, *args, **kwargs
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token embedding."""
@@ -268,7 +301,8 @@ class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
             `MixerLMCausalOutput`.
 
         Raises:
-            UserError: see `MixerLMModel.forward`.
+            UserError: see `MixerLMModel.forward`; or labels that are no tokens, or logits asked for
+                where there are none.
         """
         if labels is not None and use_cache is None:
             use_cache = False
@@ -290,15 +324,16 @@ class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
                     "give one label per token; the shift is made here",
                 )
             # The decorator that keeps the compiler out is typed as taking one argument.
-            select: Any = _labelled
-            selected, targets = select(hidden, labels.to(hidden.device))  # n d, n
+            select: Any = labelled
+            size = self.lm_head.out_features
+            selected, targets = select(hidden, labels.to(hidden.device), size)  # n d, n
             logits = self.lm_head(selected)  # n v
             items = {k: v for k, v in kwargs.items() if k == "num_items_in_batch"}
             loss = self.loss_function(
                 logits, None, self.config.vocab_size, shift_labels=targets, **items
             )
         if labels is None or logits_to_keep is not None:
-            logits = self.lm_head(_kept(hidden, 0 if logits_to_keep is None else logits_to_keep))
+            logits = self.lm_head(kept(hidden, 0 if logits_to_keep is None else logits_to_keep))
         output = MixerLMCausalOutput(
             loss=loss, logits=logits, cache=base.cache, hidden_states=base.hidden_states
         )
@@ -313,23 +348,3 @@ def register_auto_classes() -> None:
 
 
 register_auto_classes()
-
-
-@torch.compiler.disable
-def _labelled(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the hidden states that predict a label, (n, d), and the labels, (n,).
-
-    Not compiled: the number of labels is data, and compiled code would be rebuilt for each.
-    """
-    targets = F.pad(labels[:, 1:], (0, 1), value=-100)  # b t
-    where = targets != -100
-    return hidden[where], targets[where]
-
-
-def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
-    """Return the positions of `hidden` (b, t, d) that `logits_to_keep` asks for."""
-    if isinstance(keep, int):
-        return hidden[:, -keep:] if keep else hidden
-    if keep.dtype == torch.bool:
-        return hidden[keep]
-    return hidden[:, keep] if keep.ndim == 1 else hidden.take_along_dim(keep[..., None], 1)

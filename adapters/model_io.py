@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
@@ -78,11 +79,79 @@ def has_padding(mask: Tensor) -> bool:
     """Return whether there is padding after real tokens, where it is harmless to them.
 
     Raises:
-        UserError: padding before real tokens, which would enter their states.
+        UserError: padding before real tokens, which would enter their states, or no mask of
+            zeros and ones.
     """
+    if not isinstance(mask, Tensor) or bool(((mask != 0) & (mask != 1)).any()):
+        raise UserError("the attention_mask is no tensor of 0 and 1", "1 at tokens, 0 at padding")
     if mask.ndim != 2 or bool((mask[:, 1:] > mask[:, :-1]).any() or (mask[:, :1] == 0).any()):
         raise UserError(
             "the attention_mask has padding before real tokens",
             "pad on the right, or batch sequences of equal length",
         )
     return bool((mask == 0).any())
+
+
+def check_mask(mask: Tensor, *, rows: int, time: int, past: int) -> None:
+    """Raise `UserError` unless a mask has an entry for each token given, or for each one so far."""
+    if tuple(mask.shape) not in ((rows, time), (rows, past + time)):
+        raise UserError(
+            f"the attention_mask has shape {tuple(mask.shape)}, the tokens ({rows}, {time})",
+            "give one entry per token",
+        )
+
+
+def kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """Return the positions of `hidden` (b, t, d) that `logits_to_keep` asks for.
+
+    Raises:
+        UserError: it is none of what `MixerLMForCausalLM.forward` takes, or beyond the tokens.
+    """
+    rows, time = hidden.shape[:2]
+    if isinstance(keep, int) and not isinstance(keep, bool) and keep >= 0:
+        return hidden[:, -keep:] if keep else hidden
+    if isinstance(keep, Tensor):
+        if keep.dtype == torch.bool and keep.shape == (rows, time):
+            return hidden[keep]
+        whole = not keep.is_floating_point() and keep.dtype != torch.bool and not keep.is_complex()
+        if whole and (keep.ndim == 1 or (keep.ndim == 2 and len(keep) == rows)):
+            # The decorator that keeps the compiler out is typed as taking one argument.
+            check: Any = _check_range
+            check(keep, time)
+            return hidden[:, keep] if keep.ndim == 1 else hidden.take_along_dim(keep[..., None], 1)
+    given = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else repr(keep)
+    raise UserError(
+        f"logits_to_keep is {given}, for tokens of shape ({rows}, {time})",
+        "a number of last positions, positions (i,) or (b, i), or a boolean mask (b, t)",
+    )
+
+
+@torch.compiler.disable
+def _check_range(keep: Tensor, time: int) -> None:
+    if keep.numel() and not (-time <= int(keep.min()) and int(keep.max()) < time):
+        raise UserError(
+            f"logits_to_keep names positions {int(keep.min())} to {int(keep.max())}, and there are "
+            f"{time} tokens",
+            f"give 0 to {time - 1}",
+        )
+
+
+@torch.compiler.disable
+def labelled(hidden: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the hidden states that predict a label, (n, d), and the labels, (n,), below `size`.
+
+    Not compiled: the number of labels is data, and compiled code would be rebuilt for each.
+
+    Raises:
+        UserError: a label that is no token of the vocabulary.
+    """
+    targets = F.pad(labels[:, 1:], (0, 1), value=-100)  # b t
+    where = targets != -100
+    chosen = targets[where]
+    if chosen.is_floating_point() or bool(((chosen < 0) | (chosen >= size)).any()):
+        raise UserError(
+            f"labels from {chosen.min().item()} to {chosen.max().item()}, {chosen.dtype}, but the "
+            f"vocabulary has {size}",
+            f"give whole numbers from 0 to {size - 1}, and -100 where there is no label",
+        )
+    return hidden[where], chosen

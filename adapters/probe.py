@@ -13,6 +13,7 @@ Use:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 HALF_TOLERANCE = 5e-2
 # Noise in standard deviations. In half precision an untrained model's smallest effects drown in
 # rounding: those places are tried again, louder.
-LOUDNESS = (1.0, 100.0, 10_000.0)
+LOUDNESS = (1.0, 10.0, 100.0, 10_000.0)
 _REMEDY = "the module is bypassed or reused; correct the HookMap or choose another component"
 
 
@@ -48,7 +49,8 @@ class ProbeResult:
 
     Attributes:
         shape: of the value there, for 2 documents of `LENGTH` tokens.
-        effect: largest change of a logit at or after the patched position.
+        effect: largest change of a logit at or after the patched position; infinite where only a
+            change that overflows is seen.
     """
 
     layer: int | None
@@ -175,6 +177,7 @@ def _patch(
     position = tokens.shape[1] // 2
     clean = _logits(loaded, tokens, [(point, torch.clone) for point in points])
     effects: dict[int, float] = {}
+    overflows = set()
     for loudness in LOUDNESS:
         rows = [row for row in range(len(points)) if row not in effects]
         if not rows:
@@ -183,6 +186,10 @@ def _patch(
         hooks = [(point, adders.get(row, torch.clone)) for row, point in enumerate(points)]
         patched = _logits(loaded, tokens, hooks)
         for row in rows:
+            if not bool(torch.isfinite(patched[row]).all()):
+                # Of a NaN even what is masked takes some (0 · NaN): it says nothing about time.
+                overflows.add(row)
+                continue
             before = (patched[row, :position] - clean[row, :position]).abs()
             if position and not float(before.max()) <= _tolerance(loaded, clean):
                 raise UserError(
@@ -192,6 +199,8 @@ def _patch(
             if not torch.equal(patched[row, position:], clean[row, position:]):
                 effects[row] = float((patched[row, position:] - clean[row, position:]).abs().max())
     for row, point in enumerate(points):
+        if row in overflows:
+            effects.setdefault(row, math.inf)
         if row not in effects:
             raise UserError(
                 f"{loaded.name}: a patch at {_label(point)} changes nothing",

@@ -21,7 +21,7 @@ from patchbench.common import UserError
 
 # What a user is told to give instead, by type.
 _WORDS = {
-    int: "a whole number of at most 64 bits",
+    int: "a whole number",
     float: "a finite number",
     str: "a name",
     bool: "true or false",
@@ -50,6 +50,19 @@ def check_types(owner: str, kind: type, values: Mapping[str, Any]) -> None:
             raise UserError(f"{owner}{': ' if owner else ''}{name} is {value!r}", f"give {words}")
 
 
+def check_sizes(owner: str, values: Mapping[str, Any]) -> None:
+    """Check that whole numbers are such as a tensor may have for a size.
+
+    Raises:
+        UserError: the first that takes more than 64 bits.
+    """
+    for name, value in values.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise UserError(
+                f"{owner}{': ' if owner else ''}{name} is {value}", "give one of at most 64 bits"
+            )
+
+
 def _annotation(kind: type, name: str) -> Any:
     """Return what `kind` declares for `name`: one by one, as others may not resolve at run time."""
     for base in kind.__mro__:
@@ -70,6 +83,4 @@ def fits(value: Any, kind: type) -> bool:
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and math.isfinite(value)
-    if kind is int and isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return False
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -77,7 +77,8 @@ class BaseConv(Mixer):
         self, x: Tensor, state: MixerState | None = None, *, return_state: bool = False
     ) -> tuple[Tensor, MixerState | None]:
         """See `Mixer.forward`; the state is {"conv_state": the last w − 1 inputs, or all}."""
-        u = self.hook_points["conv_input"](x)  # b t d
+        hook = self.hook_points["conv_input"]
+        u = hook(x.clone() if hook.active else x)  # b t d; the gate reads x as it was
         past = None if state is None else state["conv_state"]
         if self.conv1d is not None:
             y, last = ops.short_conv(

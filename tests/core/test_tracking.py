@@ -64,12 +64,23 @@ def records(path):
             yield record
 
 
+def whole(path):
+    """Return the records of a run that has ended: wandb's own process writes the file."""
+    until = time.monotonic() + 30
+    while True:
+        found = list(records(path))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        assert time.monotonic() < until, f"{path} does not end"
+        time.sleep(0.1)
+
+
 def runs_in(place):
     """Return each offline run as a dict."""
     found = []
     for file in sorted(place.glob("wandb/offline-run-*/*.wandb")):
         run = {"summary": {}, "config": {}, "history": [], "artifacts": [], "folder": file.parent}
-        for record in records(file):
+        for record in whole(file):
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 run |= {"name": record.run.display_name, "project": record.run.project}
