@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from patchbench.adapters.cache import MixerLMCache
+from patchbench.adapters.cache import MixerLMCache, state_of
 from patchbench.adapters.config import MixerLMConfig
 from patchbench.adapters.mixers import MIXERS
 from patchbench.common import UserError
@@ -62,7 +62,9 @@ class MixerBlock(GradientCheckpointingLayer):
             x: (batch, time, width).
             cache: the model's cache.
         """
-        state = None if cache is None else cache.states[self.layer]
+        state = None
+        if cache is not None:
+            state = state_of(cache, self.layer, self.mixer, rows=x.shape[0])
         mixed, state = self.mixer(self.norm(x), state, return_state=cache is not None)
         if mixed.shape != x.shape or (cache is not None and state is None):
             given = "no state" if mixed.shape == x.shape else f"shape {tuple(mixed.shape)}"

@@ -12,7 +12,7 @@ Use:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -121,43 +121,48 @@ class MixerLMCache(Cache):
             ]
 
 
-def check_cache(cache: object, mixers: Sequence[Mixer], *, rows: int) -> None:
-    """Raise `UserError` unless `cache` can be continued by these mixers and a batch of this size.
+def check_cache(cache: object, *, layers: int, rows: int) -> None:
+    """Raise `UserError` unless `cache` is one of a model this deep and of a batch of this size.
 
-    States of one row would otherwise be broadcast over all rows without an error, and those of
-    another model be misread.
+    States of one row would otherwise be broadcast over all rows without an error.
 
     Args:
         cache: what was passed as one.
-        mixers: of the model, layer by layer.
+        layers: of the model.
         rows: rows of the batch.
     """
     if not isinstance(cache, MixerLMCache):
         raise UserError(
             f"the cache is a {type(cache).__name__}", "pass what an earlier call returned as .cache"
         )
-    if len(cache) != len(mixers):
+    if len(cache) != layers:
         raise UserError(
-            f"the cache has {len(cache)} layers, the model {len(mixers)}",
-            "pass a cache of this model",
+            f"the cache has {len(cache)} layers, the model {layers}", "pass a cache of this model"
         )
     if cache.batch_size not in (-1, rows):
         raise UserError(
             f"the cache has {cache.batch_size} rows, the input {rows}",
             "select or repeat the cache's rows (reorder_cache, batch_repeat_interleave)",
         )
-    if not cache.length:
-        return
-    for layer, (mixer, state) in enumerate(zip(mixers, cache.states, strict=True)):
-        if type(mixer).initial_state is Mixer.initial_state:
-            continue  # says nothing of its states
-        wanted = mixer.initial_state(rows, torch.device("meta"), torch.float32)
-        if state is None or not _alike(state, wanted):
-            found = None if state is None else _shapes(state)
-            raise UserError(
-                f"layer {layer} of the cache holds {found}, the model has {_shapes(wanted)}",
-                "pass a cache that this model made",
-            )
+
+
+def state_of(cache: MixerLMCache, layer: int, mixer: Mixer, *, rows: int) -> MixerState | None:
+    """Return what `mixer`, of layer `layer`, goes on from; None before the first token.
+
+    Raises:
+        UserError: this mixer cannot have made it: it would be misread.
+    """
+    state = cache.states[layer]
+    if not cache.length or type(mixer).initial_state is Mixer.initial_state:
+        return state  # nothing was seen yet, or the mixer says nothing of its states
+    wanted = mixer.initial_state(rows, torch.device("meta"), torch.float32)
+    if state is None or not _alike(state, wanted):
+        found = None if state is None else _shapes(state)
+        raise UserError(
+            f"layer {layer} of the cache holds {found}, the model has {_shapes(wanted)}",
+            "pass a cache that this model made",
+        )
+    return state
 
 
 def _alike(state: MixerState, wanted: MixerState) -> bool:

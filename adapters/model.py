@@ -156,8 +156,7 @@ class MixerLMModel(MixerLMPreTrainedModel):
                     "padding would enter the states of the cache",
                     "batch sequences of equal length, or pass use_cache=False",
                 )
-            mixers = [cast(Mixer, cast(MixerBlock, block).mixer) for block in self.layers]
-            check_cache(cache, mixers, rows=x.shape[0])
+            check_cache(cache, layers=len(self.layers), rows=x.shape[0])
         past = 0 if cache is None else cache.length
         total = past + x.shape[1]
         if attention_mask is not None:
