@@ -74,6 +74,20 @@ class Source:
         except Exception as error:
             raise self._reason(error, what) from error
 
+    def config(self) -> dict[str, Any]:
+        """Return the content of its `config.json`; empty for a `.gguf` file.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        from transformers import PreTrainedConfig
+
+        if "gguf_file" in self.arguments:
+            return {}
+        with self.explained("config"):
+            content, _ = PreTrainedConfig.get_config_dict(self.location, **self.arguments)
+        return content
+
     def _reason(self, error: Exception, what: str) -> UserError:
         text = " ".join(str(error).split()) or type(error).__name__
         first = text[:160] + ("…" if len(text) > 160 else "")
@@ -242,17 +256,23 @@ def _folder(name: str, path: Path) -> Source:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and advice, and put everything back."""
+    """Silence transformers' (and accelerate's) bars and advice, and put everything back."""
+    from logging import ERROR, getLogger
+
     from transformers.utils import logging
 
+    accelerate = getLogger("accelerate")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    own = accelerate.level
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    accelerate.setLevel(ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(level)
+        accelerate.setLevel(own)
         if bars:
             logging.enable_progress_bar()

@@ -18,11 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
+import torch
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from patchbench.adapters.mixers import MIXERS, MixerOptions
-from patchbench.adapters.settings import check_sizes, check_types
+from patchbench.adapters.settings import check_sizes, check_types, fits
 from patchbench.common import UserError, near_names
 
 DEFAULT_POSITIONS = 1024
@@ -30,6 +31,7 @@ MLPS = ("gelu", "none")
 NORMS = ("layernorm", "rmsnorm")
 POSITIONS = ("none", "learned", "rope")
 INITS = ("normal", "pytorch")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # Taken by every transformers config although they are no fields of it.
 _COMMON_KEYS = {
@@ -123,6 +125,7 @@ class MixerLMConfig(PreTrainedConfig):
         check_types("", MixerLMConfig, values)
         check_sizes("", values)
         self._check_containers()
+        self._check_dtype(kwargs.get("torch_dtype") if self.dtype is None else self.dtype)
         given: list[str | dict[str, Any]] = ["attention"] * (self.num_hidden_layers or 2)
         self.mixers = given if self.mixers is None else list(self.mixers)
         if self.num_hidden_layers is None:
@@ -205,6 +208,25 @@ class MixerLMConfig(PreTrainedConfig):
                 known = [field.name for field in fields(type(self))]
                 raise UserError(f"MixerLMConfig has no argument {key!r}", near_names(key, known))
 
+    def _check_dtype(self, dtype: object) -> None:
+        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if found is None and dtype is None:
+            return
+        if not (isinstance(found, torch.dtype) and found.is_floating_point):
+            raise UserError(f"dtype is {dtype!r}", near_names(str(dtype), DTYPES))
+
+    def _check_tokens(self) -> None:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            several = name == "eos_token_id" and isinstance(value, list | tuple)
+            for token in value if several else [value]:
+                if token is None and not several:
+                    continue
+                if not fits(token, int) or not 0 <= token < self.vocab_size:
+                    raise UserError(
+                        f"{name} is {value!r}", f"give a token from 0 to {self.vocab_size - 1}"
+                    )
+
     def _check_containers(self) -> None:
         if self.mixers is not None and not isinstance(self.mixers, list | tuple):
             raise UserError(f"mixers is {self.mixers!r}", "give a list with one entry per layer")
@@ -239,6 +261,7 @@ class MixerLMConfig(PreTrainedConfig):
             ("init", INITS),
         ):  # fmt: skip
             _one_of(name, getattr(self, name), known)
+        self._check_tokens()
         used = {e if isinstance(e, str) else e.get("name") for e in self.mixers}
         for name in self.mixer_options or {}:
             if name not in used:

@@ -39,6 +39,8 @@ class Family:
             side.
         qkv: inside an attention module, the projections that give q, k and v head by head; empty
             where they are one.
+        alone: where a block has one part only, its mixer or an MLP in the same place: the values
+            of the block's `block_type` with which it is the MLP.
         note: what the user should know.
     """
 
@@ -50,6 +52,7 @@ class Family:
     mlp_output: str | None = None
     heads: str | None = "o_proj"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    alone: tuple[str, ...] = ()
     note: str | None = None
 
 
@@ -137,6 +140,7 @@ FAMILIES: dict[str, Family] = {
             "glm4",
             "exaone4",
             "helium",
+            "nemotron",
         ),
         _LLAMA,
     ),
@@ -167,6 +171,23 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": replace(_DELTA_HYBRID, qkv=()),
     "qwen3_5_text": replace(_DELTA_HYBRID, qkv=()),
     "olmo_hybrid": _DELTA_HYBRID,
+    "nemotron_h": Family(
+        embed="model.embeddings",
+        mixer="mixer",
+        mlp=None,
+        alone=("mlp", "moe"),
+        note="in nemotron_h a block is a mixer or an MLP, and has the components of that one",
+    ),
+    "recurrent_gemma": Family(mixer="temporal_block", mlp="mlp_block"),
+    "rwkv": Family(
+        blocks="rwkv.blocks",
+        embed="rwkv.embeddings",
+        mixer="attention",
+        mlp="feed_forward",
+        heads=None,
+        note="rwkv halves its residual stream between some blocks: a block_input may be half of "
+        "the block_output before it",
+    ),
 }
 
 
@@ -188,16 +209,19 @@ def map_family(model: PreTrainedModel, family: Family) -> HookMap:
     points: dict[tuple[int | None, str], HookPoint] = {(None, "embed"): embed_point(family.embed)}
     for layer, block in enumerate(blocks):
         path = f"{family.blocks}.{layer}"
-        mixer = _mixer_of(block, family)
+        mixer, mlp = _mixer_of(block, family), family.mlp
+        if getattr(block, "block_type", None) in family.alone:
+            mixer, mlp = None, mixer
         points |= block_points(
             path,
             layer,
             mixer=mixer,
-            mlp=family.mlp,
+            mlp=mlp,
             mixer_output=family.mixer_output,
             mlp_output=family.mlp_output,
         )
-        points |= _head_points(model, block, f"{path}.{mixer}", layer, family)
+        if mixer is not None:
+            points |= _head_points(model, block, f"{path}.{mixer}", layer, family)
     return HookMap(
         model_type=str(model.config.model_type),
         origin="table",
@@ -211,10 +235,10 @@ def map_family(model: PreTrainedModel, family: Family) -> HookMap:
 
 def _mixer_of(block: nn.Module, family: Family) -> str:
     names = (family.mixer,) if isinstance(family.mixer, str) else family.mixer
-    return next((name for name in names if _part(block, name) is not None), names[0])
+    return next((name for name in names if part_of(block, name) is not None), names[0])
 
 
-def _part(module: nn.Module, path: str) -> nn.Module | None:
+def part_of(module: nn.Module, path: str) -> nn.Module | None:
     """Return a module below another; None where there is none of that name."""
     try:
         return module.get_submodule(path)
@@ -227,7 +251,7 @@ def _head_points(
 ) -> dict[tuple[int | None, str], HookPoint]:
     """Return the places inside an attention module whose features are heads side by side."""
     name = mixer.rpartition(f".{layer}.")[2]
-    if family.heads is None or _part(block, f"{name}.{family.heads}") is None:
+    if family.heads is None or part_of(block, f"{name}.{family.heads}") is None:
         return {}  # a state space mixer
     config = model.config.get_text_config()
     query = int(config.num_attention_heads)

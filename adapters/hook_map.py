@@ -163,6 +163,7 @@ def hook_map_for(model: PreTrainedModel) -> HookMap:
         UserError: the model has no single list of repeated blocks.
     """
     from patchbench.adapters.families import FAMILIES, map_family
+    from patchbench.adapters.fla_models import FLA_TYPES, map_fla
     from patchbench.adapters.inspection import map_by_inspection
     from patchbench.adapters.twins import with_twins
 
@@ -171,6 +172,8 @@ def hook_map_for(model: PreTrainedModel) -> HookMap:
         found = HOOK_MAPS[model_type](model)
     elif model_type in FAMILIES:
         found = map_family(model, FAMILIES[model_type])
+    elif model_type in FLA_TYPES:
+        found = map_fla(model)
     else:
         found = map_by_inspection(model)
     return with_twins(found, model)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from patchbench.adapters.bundled import bundled_models
 from patchbench.adapters.families import FAMILIES
+from patchbench.adapters.fla_models import FLA_TYPES
 from patchbench.adapters.hook_map import HOOK_MAPS
 from patchbench.adapters.mixers import MIXERS
 from patchbench.adapters.presets import PRESETS
@@ -21,7 +22,7 @@ class ModelInfo:
     Attributes:
         kind: "bundled" (a trained model that comes with the package), "preset" (a named
             architecture of ours), "mixer" (a layer that architectures are built from) or "family"
-            (models of transformers whose components are tabulated).
+            (models of other packages whose components are tabulated).
     """
 
     name: str
@@ -41,8 +42,9 @@ def list_models() -> list[ModelInfo]:
     for name in MIXERS:
         if name not in PRESETS:
             found.append(ModelInfo(name=name, kind="mixer", description="a layer of a hybrid"))
-    for name in sorted({*FAMILIES, *HOOK_MAPS} - {"mixer_lm"}):
-        origin = "registered" if name in HOOK_MAPS else "transformers"
+    for name in sorted({*FAMILIES, *FLA_TYPES, *HOOK_MAPS} - {"mixer_lm"}):
+        package = "transformers" if name in FAMILIES else "flash-linear-attention, on a GPU"
+        origin = "registered" if name in HOOK_MAPS else package
         found.append(ModelInfo(name=name, kind="family", description=origin))
     return found
 

@@ -16,6 +16,7 @@ is refused: transformers would fill the gap with random numbers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +24,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from patchbench.adapters.checkpoints import Source, find_source, find_tokenizer, quiet_transformers
+from patchbench.adapters.fla_models import require_fla
 from patchbench.adapters.float32_parts import float32_names, float32_parts
 from patchbench.adapters.hook_map import HookMap, hook_map_for
+from patchbench.adapters.placing import check_device_map, device_of, dtype_of, moved, told_places
 from patchbench.adapters.state_spaces import read_original
 from patchbench.adapters.twins import instrument
-from patchbench.common import UserError, near_names
+from patchbench.adapters.vocabulary import cut_padding
+from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-DEVICES = ("auto", "cpu", "cuda", "mps")
 # Config attributes that bound the length of a document, by family.
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 # Tables that older versions stored with the weights, and that models compute by themselves now.
@@ -65,8 +67,12 @@ class LoadedModel:
 
     @property
     def device(self) -> str:
-        """Where the embedding is."""
-        return str(self.model.get_input_embeddings().weight.device)
+        """Where the embedding is, or computes if its weights are kept elsewhere."""
+        embedding = self.model.get_input_embeddings()
+        weight: Any = embedding.weight
+        if weight.device.type == "meta":  # accelerate brings them from the CPU or the disk
+            return str(torch.device(getattr(embedding, "_hf_hook").execution_device))  # noqa: B009
+        return str(weight.device)
 
     @property
     def num_parameters(self) -> int:
@@ -95,6 +101,7 @@ def load_model(
     *,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "auto",
+    device_map: str | Mapping[str, Any] | None = None,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     hook_map: HookMap | None = None,
     trust_remote_code: bool = False,
@@ -105,8 +112,12 @@ def load_model(
         model: hub id, folder, `.gguf` file, or a `PreTrainedModel`, whose dtype, device and mode
             stay as they are (engines score it in eval mode and put its own back). Twins take the
             place of its recurrent mixers: `patchbench.adapters.restore(model)` undoes that.
-        dtype: one of `DTYPES`, by name or as PyTorch's; "auto" takes what the checkpoint holds.
-        device: one of `DEVICES`, "cuda:1", or PyTorch's; "auto" takes CUDA, then MPS, then the CPU.
+        dtype: one of `placing.DTYPES`, by name or as PyTorch's; "auto" takes what the checkpoint
+            holds.
+        device: one of `placing.DEVICES`, "cuda:1", or PyTorch's; "auto" takes CUDA, then MPS, then
+            the CPU.
+        device_map: instead of `device`, how accelerate spreads a checkpoint over devices: one of
+            `placing.DEVICE_MAPS`, or module names to devices ("cpu" and "disk" among them).
         tokenizer: hub id, folder or object, where the model brings none or another is wanted.
         hook_map: where the components are, for models that neither table nor inspection knows.
         trust_remote_code: whether code in the checkpoint may run.
@@ -120,23 +131,32 @@ def load_model(
     from patchbench.adapters.probe import check_model
 
     dtype, device = str(dtype).removeprefix("torch."), str(device)
-    chosen_dtype, place = _dtype(dtype), _device(device)
+    wanted, place = dtype_of(dtype), device_of(device)
+    check_device_map(device_map, device, is_object=isinstance(model, PreTrainedModel))
     notes: list[str] = []
     if isinstance(model, PreTrainedModel):
         network, name = model, str(model.config.name_or_path or type(model).__name__)
         _check_object(model, dtype, device, notes)
         _refuse_nonfinite(network, name)
         words = _tokenizer(tokenizer, None, trust_remote_code)
+        if words is not None:
+            notes += cut_padding(network, words, change=False)
     elif isinstance(model, str | Path):
         source, name = find_source(str(model)), str(model)
         with source.reading():
-            network, trained_with = _load_weights(source, chosen_dtype, trust_remote_code, notes)
+            spread = {} if device_map is None else {"device_map": device_map}
+            network, trained_with = _load_weights(
+                source, wanted, place, trust_remote_code, notes, spread
+            )
             _refuse_nonfinite(network, name)
             if tokenizer is None and not source.has_tokenizer and trained_with is not None:
                 words = _implied_tokenizer(trained_with, name, trust_remote_code)
             else:
                 words = _tokenizer(tokenizer, source, trust_remote_code)
-        network = _moved(network, place)
+        if words is not None:
+            notes += cut_padding(network, words)
+        if device_map is None:
+            network = moved(network, place)
     else:
         raise UserError(
             f"a {type(model).__name__} is no model",
@@ -171,26 +191,27 @@ def _check_object(model: PreTrainedModel, dtype: str, device: str, notes: list[s
         )
 
 
-def _moved(model: Any, device: torch.device) -> PreTrainedModel:
-    try:
-        return model.to(device).eval()
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"the model does not fit into the memory of {device}",
-            "use --device cpu or --dtype bfloat16",
-        ) from error
-
-
 def _load_weights(
-    source: Source, dtype: torch.dtype | str, trust_remote_code: bool, notes: list[str]
+    source: Source,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    trust_remote_code: bool,
+    notes: list[str],
+    spread: Mapping[str, Any],
 ) -> tuple[PreTrainedModel, str | None]:
-    """Return the model, and the name of its tokenizer where the format implies one."""
+    """Return the model, and the name of its tokenizer where the format implies one.
+
+    `device` is where it is going to run, and `spread` has the device_map if there is one.
+    """
     from transformers import AutoModelForCausalLM
 
     from patchbench.adapters.model import register_auto_classes
 
     register_auto_classes()
-    original = read_original(source)
+    config = source.config()
+    original = read_original(source.name, config)
+    if not (trust_remote_code and "auto_map" in config):
+        require_fla(source.name, config, device)
     # Any: the stub hides that the pair is returned on request.
     loader: Any = AutoModelForCausalLM if original is None else original.model_class
     further = {"trust_remote_code": trust_remote_code} if original is None else original.arguments
@@ -200,6 +221,7 @@ def _load_weights(
             dtype=dtype,
             weights_only=True,
             output_loading_info=True,
+            **spread,
             **further,
             **source.arguments,
         )
@@ -222,12 +244,12 @@ def _load_weights(
         )
     if source.note:
         notes.append(source.note)
+    notes += told_places(model)
     if kept := float32_names(model):
         notes.append(f"{', '.join(kept)} are kept in float32")
     if original is None:
         return model, None
-    original.finish(model)
-    notes.append(original.note)
+    notes += original.finish(model)
     return model, original.tokenizer
 
 
@@ -235,6 +257,8 @@ def _refuse_nonfinite(model: PreTrainedModel, name: str) -> None:
     for path, weight in model.named_parameters():
         # Detached: a weight made in inference mode takes part in no other gradient mode.
         parameter = weight.detach()
+        if parameter.device.type == "meta":  # kept on disk
+            continue
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             raise UserError(
                 f"{name}: weight {path} holds NaN or infinite values",
@@ -281,27 +305,3 @@ def _implied_tokenizer(
             f"{name} brings no tokenizer, and {str(error).partition(': ')[0]}",
             "give --tokenizer, a hub id or a folder",
         ) from error
-
-
-def _dtype(name: str) -> torch.dtype | str:
-    if name not in DTYPES:
-        raise UserError(f"unknown dtype {name!r}", near_names(name, DTYPES))
-    return "auto" if name == "auto" else getattr(torch, name)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in DEVICES or (index and not index.isdecimal()):
-        raise UserError(f"unknown device {name!r}", near_names(name, DEVICES))
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} is not there",
-            f"PyTorch sees {torch.cuda.device_count()} CUDA devices",
-        )
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not there", "use --device cpu")
-    return torch.device(name)

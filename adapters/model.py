@@ -34,11 +34,12 @@ from patchbench.adapters.mixers import Mixer
 from patchbench.adapters.model_io import (
     MixerLMCausalOutput,
     MixerLMOutput,
-    check_keywords,
+    check_arguments,
     check_mask,
     has_padding,
     kept,
     labelled,
+    loss_items,
 )
 from patchbench.common import UserError
 
@@ -124,13 +125,14 @@ class MixerLMModel(MixerLMPreTrainedModel):
                 and is not known here is refused.
 
         Raises:
-            UserError: padding on the left or in a cache, an unknown argument, a token that is not
-                in the vocabulary, a cache of other rows or layers, another number of dimensions,
-                no token at all, or more positions than the model has learned.
+            UserError: padding on the left or in a cache, an unknown argument or one of another
+                type, a token that is not in the vocabulary, embeddings of another width, a cache
+                of other rows or layers, another number of dimensions, no token at all, or more
+                positions than the model has learned.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("the model needs input_ids or inputs_embeds", "give exactly one")
-        check_keywords(kwargs)
+        check_arguments(kwargs, use_cache, inputs_embeds, self.embed.weight)
         padded = attention_mask is not None and has_padding(attention_mask)  # pyright: ignore[reportArgumentType]
         x = inputs_embeds if input_ids is None else self._embed(input_ids)  # b t d
         assert x is not None
@@ -327,9 +329,8 @@ class MixerLMForCausalLM(MixerLMPreTrainedModel, GenerationMixin):
             size = self.lm_head.out_features
             selected, targets = select(hidden, labels.to(hidden.device), size)  # n d, n
             logits = self.lm_head(selected)  # n v
-            items = {k: v for k, v in kwargs.items() if k == "num_items_in_batch"}
             loss = self.loss_function(
-                logits, None, self.config.vocab_size, shift_labels=targets, **items
+                logits, None, self.config.vocab_size, shift_labels=targets, **loss_items(kwargs)
             )
         if labels is None or logits_to_keep is not None:
             logits = self.lm_head(kept(hidden, 0 if logits_to_keep is None else logits_to_keep))

@@ -17,12 +17,14 @@ from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
 from patchbench.adapters.cache import MixerLMCache
+from patchbench.adapters.settings import fits
 from patchbench.common import UserError, near_names
 
 # What callers in transformers may pass and what changes nothing here.
-_HARMLESS = {"num_items_in_batch", "cache_position"}
+_HARMLESS = {"num_items_in_batch"}
 _INSTEAD = {
     "position_ids": "leave it out: positions count from the first token",
+    "cache_position": "leave it out: positions count from the first token",
     "past_key_values": "pass cache=",
     "output_attentions": "hook the component attn_weights instead",
 }
@@ -65,13 +67,64 @@ class MixerLMCausalOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-def check_keywords(given: dict[str, Any]) -> None:
-    """Refuse arguments that would be without effect, such as another library's name for ours."""
+def check_arguments(
+    given: dict[str, Any], use_cache: object, inputs_embeds: object, embedding: Tensor
+) -> None:
+    """Refuse arguments that would be without effect, such as another library's name for ours.
+
+    Args:
+        given: keywords that `MixerLMModel.forward` does not name.
+        use_cache: as given.
+        inputs_embeds: as given, (b, t, d) or None.
+        embedding: the weight, (v, d), of the embedding in whose place they stand.
+
+    Raises:
+        UserError: an unknown keyword, or a value of another type or width.
+    """
+    if use_cache is not None and not isinstance(use_cache, bool):
+        raise UserError(f"use_cache is {use_cache!r}", "give true or false, or leave it out")
+    if inputs_embeds is not None:
+        _check_embeddings(inputs_embeds, embedding)
     for key, value in given.items():
         if key in _HARMLESS or value is None or value is False:
             continue
         remedy = _INSTEAD.get(key) or near_names(key, _ARGUMENTS)
         raise UserError(f"MixerLM takes no argument {key!r}", remedy)
+
+
+def _check_embeddings(x: object, like: Tensor) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise UserError(f"inputs_embeds are {given}", "give a tensor of floating point numbers")
+    if x.ndim == 3 and x.shape[-1] != like.shape[1]:
+        raise UserError(
+            f"inputs_embeds have {x.shape[-1]} features",
+            f"the model has a width of {like.shape[1]}",
+        )
+    if x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise UserError(f"inputs_embeds are {x.dtype}", f"the model is {like.dtype}")
+
+
+@torch.compiler.disable
+def _check_items(items: object) -> None:
+    number = items.item() if isinstance(items, Tensor) and items.numel() == 1 else items
+    if not fits(number, float) or not number > 0:  # pyright: ignore[reportOperatorIssue]
+        raise UserError(f"num_items_in_batch is {items!r}", "give the number of labels, at least 1")
+
+
+def loss_items(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the `num_items_in_batch` among keywords, by which a loss is divided, if there is one.
+
+    Raises:
+        UserError: it is no number above 0.
+    """
+    items = given.get("num_items_in_batch")
+    if items is None:
+        return {}
+    # The decorator that keeps the compiler out is typed as taking one argument.
+    check: Any = _check_items
+    check(items)
+    return {"num_items_in_batch": items}
 
 
 @torch.compiler.disable

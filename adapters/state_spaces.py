@@ -2,9 +2,9 @@
 
 Use:
 
-    original = read_original(source)                  # None where it is of another format
+    original = read_original(source.name, config)     # None where it is of another format
     model = original.model_class.from_pretrained(location, **original.arguments)
-    original.finish(model)
+    notes += original.finish(model)
 
 The format's `config.json` has `d_model`, `n_layer`, `vocab_size`, `ssm_cfg` and no `model_type`. It
 is the configuration of mamba-ssm's `MambaLMHeadModel`; transformers has the same computation under
@@ -19,12 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from patchbench.adapters.vocabulary import cut_rows
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-    from patchbench.adapters.checkpoints import Source
 
 # What all of the released checkpoints were trained with; they bring no tokenizer.
 TOKENIZER = "EleutherAI/gpt-neox-20b"
@@ -93,27 +92,27 @@ class Original:
         """Arguments of `from_pretrained`."""
         return {"config": self.config, "key_mapping": _KEYS}
 
-    def finish(self, model: PreTrainedModel) -> None:
-        """Cut the vocabulary's padding off a loaded model."""
-        if self.vocab_size < self.config.vocab_size:
-            model.resize_token_embeddings(self.vocab_size)
+    def finish(self, model: PreTrainedModel) -> list[str]:
+        """Cut the vocabulary's padding off a loaded model; return what was converted, in words.
+
+        It is transformers' from now on: saved, it would get the original's names back, which no
+        config says.
+        """
+        vars(model).pop("_weight_conversions", None)
+        return [self.note, *cut_rows(model, self.vocab_size)]
 
 
-def read_original(source: Source) -> Original | None:
+def read_original(name: str, config: Mapping[str, Any]) -> Original | None:
     """Return how to load a checkpoint of mamba-ssm's format; None where it is of another.
+
+    Args:
+        name: of the checkpoint, for messages.
+        config: content of its `config.json`.
 
     Raises:
         UserError: it has layers or settings that transformers' classes do not compute.
     """
-    from transformers import PreTrainedConfig
-
-    if "gguf_file" in source.arguments:
-        return None
-    with source.explained("config"):
-        config, _ = PreTrainedConfig.get_config_dict(source.location, **source.arguments)
-    if not is_original(config):
-        return None
-    return _Conversion(source.name, config).run()
+    return _Conversion(name, config).run() if is_original(config) else None
 
 
 def is_original(config: Mapping[str, Any]) -> bool:
@@ -167,15 +166,13 @@ class _Conversion:
                 f"{self.name}: config.json does not fit together ({reason})",
                 "the file is damaged: download it again",
             ) from error
-        cut = settings["vocab_size"] - tokens
         return Original(
             model_class=MambaForCausalLM if kind == "Mamba1" else Mamba2ForCausalLM,
             config=built,
             vocab_size=tokens,
             tokenizer=str(self.config.get("tokenizer") or TOKENIZER),
             note=f"{self.name}: a {kind} checkpoint of mamba-ssm's format, loaded into "
-            f"transformers' {'Mamba' if kind == 'Mamba1' else 'Mamba2'}ForCausalLM"
-            + (f" without the {cut} rows that pad its vocabulary" if cut else ""),
+            f"transformers' {'Mamba' if kind == 'Mamba1' else 'Mamba2'}ForCausalLM",
         )
 
     def _check(self) -> None:

@@ -17,6 +17,7 @@ import patchbench
 from patchbench.cli_evaluate import evaluate
 from patchbench.cli_options import (
     Device,
+    DeviceMap,
     Dtype,
     Interrupted,
     Json,
@@ -127,6 +128,7 @@ def sites(
     tokenizer: Tokenizer = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
+    device_map: DeviceMap = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -139,6 +141,7 @@ def sites(
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
+        device_map=device_map,
         trust_remote_code=trust_remote_code,
     )
     terminal.print_sites(loaded, as_json=as_json)

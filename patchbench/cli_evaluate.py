@@ -18,6 +18,7 @@ import typer
 import patchbench
 from patchbench.cli_options import (
     Device,
+    DeviceMap,
     Dtype,
     Interrupted,
     Json,
@@ -137,6 +138,7 @@ def evaluate(
     tokenizer: Tokenizer = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
+    device_map: DeviceMap = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads.  [default: PyTorch's choice]")
     ] = None,
@@ -224,6 +226,7 @@ def evaluate(
             tokenizer=tokenizer,
             dtype=dtype,
             device=device,
+            device_map=device_map,
             trust_remote_code=trust_remote_code,
         )
     if dry_run:

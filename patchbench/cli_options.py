@@ -27,6 +27,13 @@ Model = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (as stored).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead of --device, let accelerate spread the model: auto, balanced, "
+        "balanced_low_0 or sequential."
+    ),
+]
 Tokenizer = Annotated[
     str | None, typer.Option(help="Hub id or folder, where the model brings none.")
 ]

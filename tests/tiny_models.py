@@ -106,17 +106,28 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_LLAMA_HEADS, **_DELTA, "num_experts": 0},
     "qwen3_5_text": {**_LLAMA_HEADS, **_DELTA},
     "olmo_hybrid": {**_LLAMA, **_DELTA, "linear_num_key_heads": 4},
-    # In no table of ours:
     "nemotron": _LLAMA,
-    "biogpt": {"intermediate_size": 48},
+    "nemotron_h": {
+        **_LLAMA_HEADS,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "layers_block_type": ["linear_attention", "full_attention"],
+    },
     "recurrent_gemma": {**_LLAMA_HEADS, "block_types": ["recurrent", "attention"]},
     "rwkv": {"attention_hidden_size": 32, "intermediate_size": 48},
+    # In no table of ours:
+    "biogpt": {"intermediate_size": 48},
 }
 
 FAMILIES = tuple(_SETTINGS)
 
 
-def tiny_config(family: str, *, layers: int = 2, width: int = 32, vocab: int = 64) -> Any:
+def tiny_config(
+    family: str, *, layers: int = 2, width: int = 32, vocab: int = 64, **changes: Any
+) -> Any:
     """Return a small config of a family; widths below 32 are too small for some."""
     settings: dict[str, Any] = {
         "vocab_size": vocab,
@@ -141,17 +152,26 @@ def tiny_config(family: str, *, layers: int = 2, width: int = 32, vocab: int = 6
         settings["word_embed_proj_dim"] = width
     if "mamba" in family:
         settings.pop("num_attention_heads")
-    return AutoConfig.for_model(family, **settings)
+    return AutoConfig.for_model(family, **{**settings, **changes})
 
 
 def tiny(
-    family: str, *, seed: int = 0, layers: int = 2, width: int = 32, vocab: int = 64
+    family: str,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    width: int = 32,
+    vocab: int = 64,
+    **changes: Any,
 ) -> PreTrainedModel:
-    """Return a random model of `family` in eval mode, float32, equal for equal arguments."""
+    """Return a random model of `family` in eval mode, float32, equal for equal arguments.
+
+    `changes` are of the config.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(
-            tiny_config(family, layers=layers, width=width, vocab=vocab)
+            tiny_config(family, layers=layers, width=width, vocab=vocab, **changes)
         )
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -68,7 +68,9 @@ class ReadOut:
         return read_out
 
     def _take(self, model: nn.Module) -> None:
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        keep = inspect.signature(model.forward).parameters.get("logits_to_keep")
+        # Some models take a number of last positions only, and misread a list of positions.
+        self._keeps = keep is not None and "Tensor" in str(keep.annotation)
         self._plain = without_cache(model)
 
     def _move(self, positions: Tensor, length: int) -> None:

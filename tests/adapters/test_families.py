@@ -28,7 +28,8 @@ _AFTER = {"after": ("post_attention_layernorm", "post_feedforward_layernorm")}
 _ONE = {"before": ("norm", None)}
 
 # before: the norms in front of mixer and MLP; after: those between them and the residual sum;
-# parallel: the MLP reads what the mixer reads, not the mixer's result.
+# parallel: the MLP reads what the mixer reads, not the mixer's result; first: the norm in front of
+# everything else in layer 0.
 BLOCKS: dict[str, Any] = {
     "gpt2": _GPT2,
     "gpt_neo": _GPT2,
@@ -58,6 +59,9 @@ BLOCKS: dict[str, Any] = {
     # Attention stands beside the mixer.
     "falcon_h1": {"before": ("input_layernorm", None), "no_mlp": True},
     "olmo_hybrid": [_LLAMA, _AFTER],
+    "nemotron_h": _ONE,
+    "recurrent_gemma": {"before": ("temporal_pre_norm", "channel_pre_norm")},
+    "rwkv": {"before": ("ln1", "ln2"), "first": "pre_ln"},
 }
 # A shared Transformer in front of the mixer of some blocks, that has no component.
 NOT_A_SUM = {"zamba2"}
@@ -108,7 +112,8 @@ def test_blocks_are_the_residual_stream_that_transformers_reports(family):
         embedded = model.get_input_embeddings()(TOKENS)
     # The last one is normalised. State space models report what leaves a block, without the
     # embedding; the others what enters it.
-    word = "block_output" if family in ("mamba", "mamba2", "falcon_mamba") else "block_input"
+    after = ("mamba", "mamba2", "falcon_mamba", "rwkv")
+    word = "block_output" if family in after else "block_input"
     for layer in range(LAYERS):
         torch.testing.assert_close(seen[layer, word], stream[layer], rtol=0, atol=0)
     for layer in range(LAYERS - 1):
@@ -128,6 +133,8 @@ def test_a_block_is_the_sum_of_its_parts(family):
             before = block.get("before", (None, None))
             after = block.get("after", (None, None))
             enters = seen[layer, "block_input"]
+            if layer == 0 and "first" in block:
+                enters = _norm(model, hook_map, layer, block["first"])(enters)
             mixer_reads = _norm(model, hook_map, layer, before[0])(enters)
             torch.testing.assert_close(
                 seen[layer, "mixer_input"], mixer_reads, rtol=0, atol=TOLERANCE
@@ -166,6 +173,25 @@ def test_gpt_neox_without_parallel_residual_is_right_as_well():
         enters, mixed, read = seen
         wanted = block.post_attention_layernorm(enters + mixed)
     torch.testing.assert_close(read, wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_a_block_that_is_an_mlp_alone():
+    model: Any = tiny("nemotron_h", layers_block_type=["linear_attention", "mlp"])
+    hook_map = hook_map_for(model)
+    assert set(hook_map.components(1)) == {"block_input", "mlp_input", "mlp_output", "block_output"}
+    block, seen = model.model.layers[1], {}
+    for word in ("mlp_input", "mlp_output"):
+        point = hook_map.point(1, word)
+        assert (point.path, point.io) == ("model.layers.1.mixer", word.partition("_")[2])
+    block.register_forward_hook(lambda _, args, out: seen.update(enters=args[0], leaves=out))
+    block.mixer.register_forward_hook(lambda _, args, out: seen.update(reads=args[0], adds=out))
+    with torch.no_grad():
+        model(TOKENS, use_cache=False)
+        wanted = block.norm(seen["enters"])
+    torch.testing.assert_close(seen["reads"], wanted, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(
+        seen["leaves"], seen["enters"] + seen["adds"], rtol=0, atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

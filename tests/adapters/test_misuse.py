@@ -34,6 +34,16 @@ def layer(name, **options):
         ({"initializer_range": "a"}, "initializer_range is 'a'"),
         ({"rope_theta": 0.0}, "rope_theta is 0.0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes': give true or false"),
+        ({"dtype": "banana"}, "dtype is 'banana': known: bfloat16, float16"),
+        ({"dtype": "bfloat"}, "dtype is 'bfloat': did you mean 'bfloat16'"),
+        ({"torch_dtype": 3}, "dtype is 3"),
+        ({"dtype": torch.int64}, "dtype is torch.int64"),
+        ({"eos_token_id": VOCAB}, f"eos_token_id is {VOCAB}: give a token from 0 to {VOCAB - 1}"),
+        ({"eos_token_id": [1, -1]}, r"eos_token_id is \[1, -1\]"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"eos_token_id": [None]}, "eos_token_id is"),
+        ({"bos_token_id": True}, "bos_token_id is True"),
+        ({"pad_token_id": -1}, "pad_token_id is -1"),
         ({"mixers": "mamba"}, "mixers is 'mamba': give a list"),
         ({"mixers": ["mamba", None]}, "layer 1 names no mixer: None"),
         ({"mixers": [{"name": 3}]}, "layer 0 names no mixer"),
@@ -239,3 +249,47 @@ def test_copies_and_state_dicts_keep_the_tie(name, tmp_path):
         assert torch.equal(other(ids).logits, model(ids).logits)
     model.save_pretrained(tmp_path)
     assert {file.suffix for file in tmp_path.iterdir()} <= {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("embeds", "message"),
+    [
+        (torch.zeros(2, 5, 17), "inputs_embeds have 17 features: the model has a width of 16"),
+        (torch.zeros(2, 5, 16, dtype=torch.bfloat16), "inputs_embeds are torch.bfloat16: .*32"),
+        (torch.zeros(2, 5, 16, dtype=torch.long), "inputs_embeds are torch.int64"),
+        ([[1.0]], "inputs_embeds are list"),
+        (torch.zeros(2, 16), r"the input has shape \(2, 16\)"),
+    ],
+    ids=["width", "dtype", "integers", "list", "flat"],
+)
+def test_embeddings_that_do_not_fit_are_refused(embeds, message):
+    with pytest.raises(UserError, match=message):
+        lively("mamba")(inputs_embeds=embeds)
+
+
+def test_embeddings_of_another_precision_are_cast_where_autocast_does_it():
+    model, ids = lively("mamba"), tokens()
+    embeds = model.backbone.embed(ids).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert torch.isfinite(model(inputs_embeds=embeds).logits).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"use_cache": "no"}, "use_cache is 'no': give true or false"),
+        ({"use_cache": 0}, "use_cache is 0"),
+        ({"cache_position": torch.arange(12)}, "no argument 'cache_position': leave it out"),
+        ({"num_items_in_batch": 0}, "num_items_in_batch is 0: give the number of labels"),
+        ({"num_items_in_batch": -2}, "num_items_in_batch is -2"),
+        ({"num_items_in_batch": torch.tensor(0)}, "num_items_in_batch is tensor"),
+        ({"num_items_in_batch": float("nan")}, "num_items_in_batch is nan"),
+        ({"num_items_in_batch": "many"}, "num_items_in_batch is 'many'"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments, message):
+    ids = tokens()
+    with pytest.raises(UserError, match=message):
+        lively("mamba")(ids, labels=ids, **arguments)
+    lively("mamba")(ids, labels=ids, num_items_in_batch=torch.tensor(3))

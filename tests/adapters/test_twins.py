@@ -21,7 +21,7 @@ from tests.tiny_models import tiny
 
 FAMILIES = (
     *("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba2", "falcon_h1"),
-    *("granitemoehybrid", "qwen3_next", "qwen3_5_text", "olmo_hybrid"),
+    *("granitemoehybrid", "qwen3_next", "qwen3_5_text", "olmo_hybrid", "nemotron_h"),
 )
 CLEAN = torch.tensor([[3, 9, 27, 17, 51, 25, 8, 30]])
 OTHER = torch.tensor([[3, 10, 28, 17, 44, 26, 8, 30]])
