@@ -218,10 +218,11 @@ class MixerLMConfig(PreTrainedConfig):
     def _check_tokens(self) -> None:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(self, name)
+            if value is None:
+                continue
             several = name == "eos_token_id" and isinstance(value, list | tuple)
-            for token in value if several else [value]:
-                if token is None and not several:
-                    continue
+            tokens: list[Any] = list(value) if several else [value]
+            for token in tokens:
                 if not fits(token, int) or not 0 <= token < self.vocab_size:
                     raise UserError(
                         f"{name} is {value!r}", f"give a token from 0 to {self.vocab_size - 1}"

@@ -44,8 +44,8 @@ FLA_TYPES = (
 )
 # The devices that its kernels, written in Triton, are compiled for.
 _DEVICES = ("cuda", "xpu")
-# Types that fla registers in the place of transformers' own.
-_SHARED = ("bitnet", "mamba", "mamba2")
+# Types that fla registers in the place of transformers' own, and the latter's configs.
+_SHARED = {"bitnet": "BitNetConfig", "mamba": "MambaConfig", "mamba2": "Mamba2Config"}
 _BLOCKS = "model.layers"
 # Mixers that read the weights of `o_proj` without calling it: a hook there never fires.
 _BYPASSED = ("HGRN2Attention",)
@@ -92,12 +92,10 @@ def _keep_stock_types() -> None:
     """Let transformers' own classes load what they loaded before fla was imported."""
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    for kind in _SHARED:
+    for kind, stock in _SHARED.items():
         if CONFIG_MAPPING[kind].__module__.partition(".")[0] == "fla":
-            stock = getattr(transformers, CONFIG_MAPPING_NAMES[kind])
-            AutoConfig.register(kind, stock, exist_ok=True)
+            AutoConfig.register(kind, getattr(transformers, stock), exist_ok=True)
 
 
 def map_fla(model: PreTrainedModel) -> HookMap:

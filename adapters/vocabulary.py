@@ -54,7 +54,8 @@ def cut_rows(
     some = " ".join(f"rows {known}–{rows - 1} of the vocabulary stand for no token {whose}".split())
     if not (change and _plain(model, rows)):
         return [f"{some}: they take part in the probabilities"]
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
     tied = embedding.weight is head.weight
     # In place: transformers' resize_token_embeddings puts a plain embedding in the place of
     # Gemma's, which scales what it gives.

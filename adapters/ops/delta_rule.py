@@ -59,18 +59,18 @@ def delta_rule(
         UserError: the backend is unknown or cannot run here, or the chunk is empty.
     """
     check_chunk("delta rule", chunk_size)
-    half = q.dtype in (torch.bfloat16, torch.float16)
+    half = v.dtype in (torch.bfloat16, torch.float16)
     chosen = dispatch.choose(
         "delta_rule" if g is None else "gated_delta_rule",
         backend,
         q.device,
-        unsupported="" if half else str(q.dtype).removeprefix("torch."),
+        unsupported="" if half else str(v.dtype).removeprefix("torch."),
     )
     dtype = working_dtype(q, k, v, beta)
     with no_autocast(q):
         start = None if initial_state is None else initial_state.to(dtype)
         if chosen == "fla":
-            o, state = kernels.delta_rule(q, k, v, beta, g, start)
+            o, state = kernels.delta_rule(q.to(v.dtype), k, v, beta, g, start)
         else:
             q_, k_, v_, beta_ = (x.to(dtype) for x in (q, k, v, beta))
             decay = None if g is None else g.to(dtype)

@@ -33,6 +33,8 @@ class GatedDeltaNetTwin(Twin):
         gate = hooks["gate"](gate)  # b t hv
         u, _ = run_conv(self.conv1d, u, hooks, None, return_state=False)
         q, k, v = F.silu(u).split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
+        # Not rounded to the weights' format again, as in the stock mixer.
+        q, k = (z.to(torch.promote_types(z.dtype, torch.float32)) for z in (q, k))
         q, k = (l2_normalise(z.unflatten(-1, (-1, self.head_k_dim))) for z in (q, k))  # b t j k
         q, k, v = hooks["q"](q.flatten(2)), hooks["k"](k.flatten(2)), hooks["v"](v)
         repeats = self.num_v_heads // self.num_k_heads

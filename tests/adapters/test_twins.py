@@ -58,6 +58,28 @@ def test_every_inner_place_fires_and_counts(family):
     assert min(result.effect for result in probe(loaded, inner)) > 0
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_state_is_fp32_between_weights_in_half_precision(family, tmp_path):
+    """What a hook sees is carried on, and rounding moves logits as it does in the stock model."""
+    tiny(family).save_pretrained(tmp_path)
+    loaded = pb.load_model(tmp_path, dtype="bfloat16", device="cpu")
+    wide = pb.load_model(tmp_path, device="cpu")
+    assert loaded.dtype == "bfloat16"
+    seen = []
+    for (_, name), point in loaded.hook_map.points.items():
+        if name == "ssm_state":
+            loaded.model.get_submodule(point.path).register_forward_hook(
+                lambda _, __, out: seen.append(out.dtype)
+            )
+    wanted, found = logits(wide.model), logits(loaded.model)
+    assert set(seen) == {torch.float32}
+    restore(loaded.model)
+    off, stock = (
+        (z.float() - wanted).square().mean().sqrt() for z in (found, logits(loaded.model))
+    )
+    assert off < 1.2 * stock
+
+
 def test_gradients_and_training_are_the_stock_ones():
     stock, other = tiny("mamba").train(), tiny("mamba").train()
     instrument(other)
