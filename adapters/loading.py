@@ -154,7 +154,8 @@ def load_model(
             else:
                 words = _tokenizer(tokenizer, source, trust_remote_code)
         if words is not None:
-            notes += cut_padding(network, words)
+            # Of an original it is known already which rows are padding.
+            notes += cut_padding(network, words, change=trained_with is None)
         if device_map is None:
             network = moved(network, place)
     else:
@@ -303,5 +304,5 @@ def _implied_tokenizer(
     except UserError as error:
         raise UserError(
             f"{name} brings no tokenizer, and {str(error).partition(': ')[0]}",
-            "give --tokenizer, a hub id or a folder",
+            "check the network, or give --tokenizer, a folder or another hub id",
         ) from error

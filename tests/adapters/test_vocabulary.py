@@ -78,6 +78,15 @@ def test_the_converted_form_gives_what_the_original_gives(tmp_path):
         assert rows[0][name].to_pylist() == rows[1][name].to_pylist()
 
 
+def test_an_original_knows_its_padding_better_than_a_foreign_tokenizer(tmp_path):
+    write(tmp_path / "original", MAMBA1)
+    loaded = pb.load_model(tmp_path / "original", tokenizer=tokenizer_of(60), device="cpu")
+    assert loaded.vocab_size == 61
+    assert loaded.notes[-1].endswith(
+        "no token of the tokenizer: they take part in the probabilities"
+    )
+
+
 def test_an_original_that_is_saved_again_is_in_transformers_format(tmp_path):
     write(tmp_path / "original", MAMBA1)
     loaded = pb.load_model(tmp_path / "original", tokenizer=tokenizer_of(61), device="cpu")
