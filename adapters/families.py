@@ -178,15 +178,19 @@ FAMILIES: dict[str, Family] = {
         alone=("mlp", "moe"),
         note="in nemotron_h a block is a mixer or an MLP, and has the components of that one",
     ),
-    "recurrent_gemma": Family(mixer="temporal_block", mlp="mlp_block"),
+    "recurrent_gemma": Family(
+        mixer="temporal_block",
+        mlp="mlp_block",
+        note="inside the recurrent mixers of recurrent_gemma there are no components",
+    ),
     "rwkv": Family(
         blocks="rwkv.blocks",
         embed="rwkv.embeddings",
         mixer="attention",
         mlp="feed_forward",
         heads=None,
-        note="rwkv halves its residual stream between some blocks: a block_input may be half of "
-        "the block_output before it",
+        note="inside the mixers of rwkv there are no components; it halves its residual stream "
+        "after every sixth block, so that a block_input may be half of the block_output before it",
     ),
 }
 

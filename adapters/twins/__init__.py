@@ -57,11 +57,15 @@ def instrument(model: nn.Module) -> dict[str, Twin]:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            twin = TWINS.get(type(child).__name__)
-            stock = type(child).__module__.startswith("transformers.")
-            if twin is not None and stock and twin.possible(child):
+            twin = _twin_for(child)
+            if twin is not None and twin.possible(child):
                 setattr(parent, name, twin(child))
     return twins_of(model)
+
+
+def _twin_for(module: nn.Module) -> type[Twin] | None:
+    stock = type(module).__module__.startswith("transformers.")
+    return TWINS.get(type(module).__name__) if stock else None
 
 
 def restore(model: nn.Module) -> None:
@@ -89,8 +93,17 @@ def put_back(model: nn.Module) -> Iterator[None]:
 
 
 def with_twins(hook_map: HookMap, model: nn.Module) -> HookMap:
-    """Return the map with the hook points of the twins that stand in the blocks."""
-    points = dict(hook_map.points)
+    """Return the map with the hook points of the twins that stand in the blocks.
+
+    Its notes say how many mixers could have one and do not.
+    """
+    points, notes = dict(hook_map.points), hook_map.notes
+    kinds = ((_twin_for(module), module) for module in model.modules())
+    if plain := sum(twin is not None and not twin.possible(module) for twin, module in kinds):
+        notes += (
+            f"{plain} recurrent mixers have no inner components: their weights are quantised or "
+            "not in memory",
+        )
     for path, twin in twins_of(model).items():
         layer = path.removeprefix(f"{hook_map.blocks}.").partition(".")[0]
         if not path.startswith(f"{hook_map.blocks}.") or not layer.isdecimal():
@@ -103,7 +116,7 @@ def with_twins(hook_map: HookMap, model: nn.Module) -> HookMap:
                 layer=int(layer),
                 heads=twin.heads(component),
             )
-    return replace(hook_map, points=points)
+    return replace(hook_map, points=points, notes=notes)
 
 
 __all__ = ["TWINS", "Twin", "instrument", "put_back", "restore", "twins_of", "with_twins"]

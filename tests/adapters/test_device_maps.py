@@ -49,6 +49,7 @@ def test_what_lies_on_disk_keeps_its_stock_mixer(mamba):
     assert (0, "conv_output") in loaded.hook_map.points
     assert (1, "conv_output") not in loaded.hook_map.points
     assert loaded.device == "cpu"
+    assert loaded.hook_map.notes[-1].startswith("1 recurrent mixers have no inner components")
     assert "spread over cpu, disk by accelerate" in loaded.notes
 
 
