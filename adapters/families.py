@@ -67,6 +67,9 @@ _MAMBA = Family(
 _HYBRID = Family(mixer=("mamba", "self_attn"), mlp="feed_forward")
 _DELTA_HYBRID = Family(mixer=("linear_attn", "self_attn"))
 
+# Among the mixers of a hybrid, those that are no attention.
+_RECURRENT = ("mamba", "mamba_decoder.mamba", "linear_attn")
+
 FAMILIES: dict[str, Family] = {
     "gpt2": _GPT2,
     "gpt_neo": replace(
@@ -255,8 +258,13 @@ def _head_points(
 ) -> dict[tuple[int | None, str], HookPoint]:
     """Return the places inside an attention module whose features are heads side by side."""
     name = mixer.rpartition(f".{layer}.")[2]
-    if family.heads is None or part_of(block, f"{name}.{family.heads}") is None:
-        return {}  # a state space mixer
+    # The delta rule's mixer may name its projections as attention does, and has heads of its own.
+    if (
+        family.heads is None
+        or name in _RECURRENT
+        or part_of(block, f"{name}.{family.heads}") is None
+    ):
+        return {}
     config = model.config.get_text_config()
     query = int(config.num_attention_heads)
     # Fewer keys and values than queries where queries share them (grouped-query attention).

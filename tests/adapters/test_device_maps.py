@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import patchbench as pb
 from patchbench.adapters.twins import twins_of
+from patchbench.cli import app
+from patchbench.common import UserError
 from tests.adapters.loading_helpers import TOKENS, refused
 from tests.tiny_models import tiny
 
@@ -61,3 +64,18 @@ def test_a_map_that_cannot_be_is_one_line(mamba):
     refused("device_map is {}: one of auto", mamba, device_map={})
     refused("unknown device 'banana'", mamba, device_map={"": "banana"})
     refused("device 'cuda:99' is not there", mamba, device_map={"": 99})
+
+
+@pytest.mark.parametrize("command", ["sites", "evaluate"])
+def test_the_command_line_hands_it_on(command, mamba, monkeypatch):
+    asked = []
+
+    def load(name, **settings):
+        asked.append((name, settings["device_map"]))
+        raise UserError("stop", "here")
+
+    monkeypatch.setattr(pb, "load_model", load)
+    arguments = [command, "--model", str(mamba), "--device-map", "balanced"]
+    done = CliRunner().invoke(app, arguments + (["--task", "ar"] if command == "evaluate" else []))
+    assert isinstance(done.exception, UserError)
+    assert asked == [(str(mamba), "balanced")]

@@ -175,6 +175,68 @@ def test_gpt_neox_without_parallel_residual_is_right_as_well():
     torch.testing.assert_close(read, wanted, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_are_as_wide_as_the_config_says(family):
+    model, hook_map, seen = _observed(family)
+    config = model.config.get_text_config()
+    inside = [(at, p) for at, p in hook_map.points.items() if p.heads and "hook_" not in p.path]
+    wide = getattr(config, "head_dim", None) or config.hidden_size // (
+        getattr(config, "num_attention_heads", None) or 1
+    )
+    for at, point in inside:
+        assert seen[at].shape[-1] == point.heads * wide, at
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "stablelm", "jamba"])
+def test_a_head_of_keys_or_values_is_shared_by_its_group_of_queries(family):
+    """Two heads of keys for four of queries: noise in one moves the outputs of its two."""
+    model: Any = tiny(family)
+    hook_map = hook_map_for(model)
+    points = {word: hook_map.point(1, word) for word in ("q", "k", "v", "head_output")}
+    assert [point.heads for point in points.values()] == [4, 2, 2, 4]
+    outputs: list[torch.Tensor] = []
+    model.get_submodule(points["head_output"].path).register_forward_pre_hook(
+        lambda _, args: outputs.append(args[0].unflatten(-1, (4, -1)))
+    )
+    with torch.no_grad():
+        model(TOKENS, use_cache=False)
+        for word, head, moved in (
+            ("q", 2, [2]), ("k", 0, [0, 1]), ("k", 1, [2, 3]), ("v", 0, [0, 1]), ("v", 1, [2, 3]),
+        ):  # fmt: skip
+
+            def louder(_: Any, __: Any, out: Any, word: str = word, head: int = head) -> Any:
+                parts = out.clone().unflatten(-1, (points[word].heads, -1))
+                parts[:, 1:, head] += torch.arange(parts.shape[-1]) - 2.0
+                return parts.flatten(-2)
+
+            handle = model.get_submodule(points[word].path).register_forward_hook(louder)
+            model(TOKENS, use_cache=False)
+            handle.remove()
+            change = (outputs[-1] - outputs[0]).abs().amax((0, 1, 3))
+            assert [i for i, size in enumerate(change) if size > 1e-4] == moved, (word, head)
+
+
+@pytest.mark.parametrize(
+    ("family", "mixers"),
+    [
+        ("jamba", ["JambaMambaMixer", "JambaAttention"]),
+        ("bamba", ["BambaMixer", "BambaAttention"]),
+        ("zamba2", ["Zamba2MambaMixer", "Zamba2MambaMixer"]),
+        ("falcon_h1", ["FalconH1Mixer", "FalconH1Mixer"]),
+        ("granitemoehybrid", ["GraniteMoeHybridMambaLayer", "GraniteMoeHybridAttention"]),
+        ("qwen3_next", ["Qwen3NextGatedDeltaNet", "Qwen3NextAttention"]),
+        ("nemotron_h", ["NemotronHMamba2Mixer", "NemotronHAttention"]),
+        ("recurrent_gemma", ["RecurrentGemmaRecurrentBlock", "RecurrentGemmaAttention"]),
+    ],
+)
+def test_the_mixer_of_a_hybrids_layer_is_this_one(family, mixers):
+    model, hook_map, _ = _observed(family)
+    for layer, kind in enumerate(mixers):
+        for word in ("mixer_input", "mixer_output"):
+            path = hook_map.point(layer, word).path
+            assert type(model.get_submodule(path)).__name__ == kind
+
+
 def test_a_block_that_is_an_mlp_alone():
     model: Any = tiny("nemotron_h", layers_block_type=["linear_attention", "mlp"])
     hook_map = hook_map_for(model)

@@ -47,6 +47,14 @@ def test_the_logits_of_real_tokens_stay_and_the_others_go(family):
     torch.testing.assert_close(after, before[..., :61], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_stays_tied(tied):
+    model = tiny("llama", tie_word_embeddings=tied)
+    cut_padding(model, tokenizer_of(61))
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.config.vocab_size == model.lm_head.out_features == len(model.lm_head.weight) == 61
+
+
 @pytest.mark.parametrize("family", ["llama", "mamba", "gpt2"])
 def test_a_checkpoint_is_cut_when_it_is_loaded(family, tmp_path):
     model = tiny(family)
