@@ -41,11 +41,14 @@ class Mixer(nn.Module):
 
     queries, values, shared = HEADS, HEADS, HEADS
     convolved, gate, bypassed, returns_values = False, "g_proj", False, False
+    headless, returns_tensor = False, False
 
     def __init__(self) -> None:
         super().__init__()
         e = WIDTH // HEADS
-        self.num_heads, self.head_dim = self.queries, e
+        self.head_dim = e
+        if not self.headless:
+            self.num_heads = self.queries
         if self.values != self.queries:
             self.num_v_heads = self.values
         if self.shared != self.queries:
@@ -62,7 +65,7 @@ class Mixer(nn.Module):
         self.o_norm = nn.RMSNorm(inner)
         self.o_proj = nn.Linear(inner, WIDTH, bias=False)
 
-    def forward(self, hidden_states: Tensor, v_first: Any = None, **_: Any) -> tuple[Any, ...]:
+    def forward(self, hidden_states: Tensor, v_first: Any = None, **_: Any) -> Any:
         parts = [getattr(self, f"{n}_proj")(hidden_states) for n in "qkv"]
         if self.convolved:
             parts = [getattr(self, f"{n}_conv1d")(x)[0] for n, x in zip("qkv", parts, strict=True)]
@@ -72,6 +75,8 @@ class Mixer(nn.Module):
         if self.gate:
             o = o * torch.sigmoid(getattr(self, self.gate)(hidden_states))
         out = F.linear(o, self.o_proj.weight) if self.bypassed else self.o_proj(o)
+        if self.returns_tensor:
+            return out
         return (out, None, None, parts[2]) if self.returns_values else (out, None, None)
 
 
@@ -97,6 +102,26 @@ class RWKV7Attention(Mixer):
 
 class HGRN2Attention(Mixer):
     gate, bypassed = "", True
+
+
+class GatedDeltaProduct(Mixer):
+    convolved = True
+
+
+class HGRNAttention(Mixer):
+    headless = True
+
+
+class LinearAttention(Mixer):
+    gate, returns_tensor = "", True
+
+
+class MultiScaleRetention(Mixer):
+    shared = 2
+
+
+class RWKV6Attention(Mixer):
+    pass
 
 
 class GatedMLP(nn.Module):
@@ -129,23 +154,30 @@ MIXERS: dict[str, type[Mixer]] = {
     "rwkv7": RWKV7Attention,
     "hgrn2": HGRN2Attention,
     "transformer": Attention,
+    "gated_deltaproduct": GatedDeltaProduct,
+    "hgrn": HGRNAttention,
+    "linear_attn": LinearAttention,
+    "retnet": MultiScaleRetention,
+    "rwkv6": RWKV6Attention,
 }
+RWKV = ("rwkv6", "rwkv7")
 
 
 class Block(nn.Module):
     def __init__(self, kind: str, layer: int, attention_in: tuple[int, ...]) -> None:
         super().__init__()
-        if kind == "rwkv7" and layer == 0:
+        if kind in RWKV and layer == 0:
             self.pre_norm = nn.LayerNorm(WIDTH)
         self.attn_norm = nn.RMSNorm(WIDTH)
         self.attn = (Attention if layer in attention_in else MIXERS[kind])()
-        self.feed = "ffn" if kind == "rwkv7" else "mlp"
+        self.feed = "ffn" if kind in RWKV else "mlp"
         setattr(self, f"{self.feed}_norm", nn.RMSNorm(WIDTH))
-        setattr(self, self.feed, FeedForward() if kind == "rwkv7" else GatedMLP())
+        setattr(self, self.feed, FeedForward() if kind in RWKV else GatedMLP())
 
     def forward(self, hidden_states: Tensor, **further: Any) -> tuple[Any, ...]:
         residual = self.pre_norm(hidden_states) if hasattr(self, "pre_norm") else hidden_states
-        mixed, *rest = self.attn(hidden_states=self.attn_norm(residual), **further)
+        given = self.attn(hidden_states=self.attn_norm(residual), **further)
+        mixed, *rest = (given, None, None) if isinstance(given, Tensor) else given
         residual = residual + mixed
         normed = getattr(self, f"{self.feed}_norm")(residual)
         if self.feed == "ffn":

@@ -21,7 +21,7 @@ from patchbench.common import UserError
 from patchbench.engines import ENGINES
 from patchbench.interventions import Intervention
 from patchbench.sites import Site
-from tests.adapters.fla_trees import MIXERS, VOCAB, fla_tree
+from tests.adapters.fla_trees import MIXERS, RWKV, VOCAB, fla_tree
 from tests.core.batches import patched_logits, random_batch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -46,6 +46,21 @@ INNER = {
     },
     "rwkv7": {"gate": ("attn.g_lora", "output"), "head_output": ("attn.o_proj", "input")},
     "hgrn2": {},
+    "gated_deltaproduct": {
+        "gate": ("attn.g_proj", "output"),
+        "head_output": ("attn.o_proj", "input"),
+    },
+    "hgrn": {"gate": ("attn.g_proj", "output")},
+    "linear_attn": {
+        **{name: (f"attn.{name}_proj", "output") for name in "qkv"},
+        "head_output": ("attn.o_proj", "input"),
+    },
+    "retnet": {
+        **{name: (f"attn.{name}_proj", "output") for name in "qkv"},
+        "gate": ("attn.g_proj", "output"),
+        "head_output": ("attn.o_proj", "input"),
+    },
+    "rwkv6": {"gate": ("attn.g_proj", "output"), "head_output": ("attn.o_proj", "input")},
     "transformer": {
         **{name: (f"attn.{name}_proj", "output") for name in "qkv"},
         "head_output": ("attn.o_proj", "input"),
@@ -70,7 +85,7 @@ def test_every_place_is_patched_as_by_hand(kind):
     for row in ENGINES["native"]().run(loaded, plan, batch).to_pylist():
         number = row["example"] - 100
         path, io = expected[row["component"]]
-        path = path.replace("mlp", "ffn") if kind == "rwkv7" else path
+        path = path.replace("mlp", "ffn") if kind in RWKV else path
         block = model.get_submodule("model.layers.1")
         logits = patched_logits(
             model,
@@ -81,6 +96,10 @@ def test_every_place_is_patched_as_by_hand(kind):
             int(batch.positions["value"][number]),
         )[-2]
         assert row["logit_patched"] == pytest.approx(float(logits[batch.answer[number]]), abs=2e-5)
+
+
+def test_every_type_has_a_tree():
+    assert set(MIXERS) == set(FLA_TYPES)
 
 
 def test_heads_are_counted_on_the_mixer():
