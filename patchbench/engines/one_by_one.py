@@ -210,12 +210,11 @@ class _Job:
             aligned(cache[_key(intervention.donor_run, donor)], hook_map, donor=donor, site=site)
             for donor, site in zip(intervention.donors, sites, strict=True)
         ]
-        output = self._runner.swap(
-            self._inputs(intervention.base_run),
-            sites,
-            [self._locations([site.position]) for site in sites],
-            values,
-        )
+        inputs = self._inputs(intervention.base_run)
+        with explained(self._loaded.name, inputs["input_ids"]):
+            output = self._runner.swap(
+                inputs, sites, [self._locations([site.position]) for site in sites], values
+            )
         self._count()
         self.rows.add(intervention, usable, self._read_out.logits(output))
 

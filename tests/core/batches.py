@@ -4,6 +4,7 @@
 by hand.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,34 @@ def module_of(model: Any, family: str, layer: int, component: str) -> tuple[Any,
     where, io = component.split("_")
     name = {"block": None, "mixer": mixer, "mlp": mlp}[where]
     return (block if name is None else getattr(block, name)), io
+
+
+def places_of(model: Any) -> dict[str, tuple[Any, str]]:
+    """Return every place of a model of `PATHS` or of ours by name: its module, and input or output.
+
+    Of a family's places those outside of its mixers; of ours all.
+    """
+    family = model.config.model_type
+    if family in PATHS:
+        return {
+            f"L{layer}.{where}_{io}": module_of(model, family, layer, f"{where}_{io}")
+            for layer in range(len(model.get_submodule(PATHS[family][0])))
+            for where in ("block", "mixer", *(("mlp",) if PATHS[family][2] else ()))
+            for io in ("input", "output")
+        }
+    found: dict[str, tuple[Any, str]] = {"embed": (model.backbone.embed, "output")}
+    for layer, block in enumerate(model.backbone.layers):
+        for where, module in (("block", block), ("mixer", block.mixer), ("mlp", block.mlp)):
+            if module is not None:
+                found |= {f"L{layer}.{where}_{io}": (module, io) for io in ("input", "output")}
+        for name, hook in block.mixer.hook_points.items():
+            found[f"L{layer}.{name}"] = hook, "output"
+    return found
+
+
+def unrelated(batch: Batch, vocab: int) -> Batch:
+    """Return the batch with two runs that share no token: a patch anywhere has an effect."""
+    return replace(batch, corrupted={"key": (batch.clean + 1) % vocab})
 
 
 def patched_logits(

@@ -4,20 +4,15 @@ The truth shares no code with the engine: `patched_logits` runs whole documents 
 named here.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 
 import patchbench as pb
-from patchbench.adapters.presets import PRESETS
 from patchbench.engines import ENGINES
-from patchbench.engines.base import Batch
 from patchbench.interventions import Intervention
 from patchbench.sites import Site
-from tests.adapters.lively import VOCAB, lively
-from tests.core.batches import PATHS, module_of, patched_logits, random_batch
+from tests.adapters.lively import EVERY_PRESET, VOCAB, lively
+from tests.core.batches import PATHS, patched_logits, places_of, random_batch, unrelated
 from tests.tiny_models import tiny
 
 POSITIONS = ("key", "value", "value+1", "query", "answer")
@@ -35,38 +30,8 @@ def run(model, interventions, batch, **settings):
     return engine.run(pb.load_model(model), interventions, batch), engine
 
 
-def places_of(model) -> dict[str, tuple[torch.nn.Module, str]]:
-    """Every place of a model by name, with its module and io, from names written by hand."""
-    if model.config.model_type in PATHS:
-        family = model.config.model_type
-        return {
-            f"L{layer}.{component}": module_of(model, family, layer, component)
-            for layer in (0, 1)
-            for component in OUTER
-            if not (component == "mlp_output" and family in RECURRENT)
-        }
-    found = {"embed": (model.backbone.embed, "output")}
-    for layer, block in enumerate(model.backbone.layers):
-        found[f"L{layer}.block_input"] = block, "input"
-        found[f"L{layer}.block_output"] = block, "output"
-        found[f"L{layer}.mixer_output"] = block.mixer, "output"
-        for name, module in block.mixer.hook_points.items():
-            found[f"L{layer}.{name}"] = module, "output"
-    return found
-
-
-def unrelated(*, size: int = 3, length: int = 12, vocab: int = 64) -> Batch:
-    """A batch whose two runs share no token: a patch anywhere has an effect."""
-    batch = random_batch(size=size, length=length, vocab=vocab)
-    return replace(batch, corrupted={"key": (batch.clean + 1) % vocab})
-
-
-NAMES = (*PRESETS, "mamba,attention")
 MODELS = [
-    *(
-        pytest.param(lambda n=name: lively(n), VOCAB, id=name)
-        for name in (*PRESETS, "mamba,attention")
-    ),
+    *(pytest.param(lambda n=name: lively(n), VOCAB, id=name) for name in EVERY_PRESET),
     *(pytest.param(lambda n=name: tiny(n), 64, id=f"transformers-{name}") for name in PATHS),
 ]
 
@@ -75,7 +40,7 @@ MODELS = [
 def test_every_component_equals_hooks_by_hand(make, vocab):
     """Every place at every position in one run; each is compared at one position in turn."""
     model = make()
-    batch = unrelated(vocab=vocab)
+    batch = unrelated(random_batch(size=3, length=12, vocab=vocab), vocab)
     places = places_of(model)
     rows, engine = run(model, plan(*(f"{p}@{at}" for p in places for at in POSITIONS)), batch)
     assert len(rows) == len(places) * len(POSITIONS) * len(batch)

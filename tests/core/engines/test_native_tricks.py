@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import patchbench as pb
+from patchbench import soft_controls
 from patchbench.common import UserError
 from patchbench.engines import ENGINES
 from patchbench.engines.native.batching import choose_cuts
@@ -18,7 +19,7 @@ from patchbench.engines.native.selfcheck import TRICKS
 from patchbench.interventions import Intervention
 from patchbench.sites import Position, Site
 from tests.adapters.lively import VOCAB, lively
-from tests.core.batches import random_batch
+from tests.core.batches import random_batch, unrelated
 from tests.tiny_models import tiny
 
 MODELS = {
@@ -28,6 +29,8 @@ MODELS = {
     "attention": lambda: lively("attention", num_heads=2),
     "mamba": lambda: lively("mamba"),
     "based": lambda: lively("based"),
+    "delta_net": lambda: lively("delta_net"),
+    "h3": lambda: lively("h3"),
     "hybrid": lambda: lively("mamba,attention", layers=3),
 }
 SUBSETS = [subset for size in range(4) for subset in combinations(TRICKS, size)]
@@ -57,7 +60,7 @@ def assert_equal(rows, expected, tolerance: float = 1e-5) -> None:
 
 @st.composite
 def runs(draw):
-    """A model, tricks, and interventions of one or several sites in both directions."""
+    """A model, tricks and a cache, interventions at one or several sites, and any documents."""
     name = draw(st.sampled_from(sorted(MODELS)))
     points = sorted(loaded(name).hook_map.points, key=str)
     heads = {key: point.heads for key, point in loaded(name).hook_map.points.items()}
@@ -78,28 +81,41 @@ def runs(draw):
             donors = tuple(
                 replace(s, position=Position(draw(st.sampled_from(roles)))) for s in sites
             )
-        interventions.append(
-            Intervention(
-                sites=sites,
-                source_sites=donors,
-                corruption="key",
-                direction=draw(st.sampled_from(("denoise", "noise"))),
-                source=draw(st.sampled_from(("counterpart", "self"))),
-            )
+        intervention = Intervention(
+            sites=sites,
+            source_sites=donors,
+            corruption="key",
+            direction=draw(st.sampled_from(("denoise", "noise"))),
+            source=draw(st.sampled_from(("counterpart", "self"))),
         )
+        if draw(st.integers(0, 3)) == 0:
+            intervention = soft_controls.from_another(replace(intervention, source="counterpart"))
+        interventions.append(intervention)
     size, length = draw(st.integers(1, 5)), draw(st.integers(8, 13))
     batch = random_batch(size=size, length=length, vocab=VOCAB, seed=draw(st.integers(0, 9)))
     if draw(st.booleans()):
-        batch = replace(batch, corrupted={"key": (batch.clean + 1) % VOCAB})
-    return name, draw(st.sampled_from(SUBSETS)), interventions, batch
+        batch = unrelated(batch, VOCAB)
+    if draw(st.booleans()):
+        early = np.array(draw(st.lists(st.integers(6, length - 1), min_size=size, max_size=size)))
+        positions = {**batch.positions, "query": early - 1, "answer": early}
+        batch = replace(batch, positions=positions, answer=batch.clean[np.arange(size), early])
+    if draw(st.booleans()):
+        has = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+        batch = replace(batch, available={"key": np.array(has)})
+    (batch,) = soft_controls.prepare([batch])
+    settings = {
+        "tricks": draw(st.sampled_from(SUBSETS)),
+        "cache_bytes": draw(st.sampled_from((2**30, 20_000, 2_000))),
+    }
+    return name, settings, interventions, batch
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(runs())
 def test_native_equals_pyvene_under_every_combination_of_tricks(run):
-    name, tricks, interventions, batch = run
+    name, how, interventions, batch = run
     expected = ENGINES["pyvene"]().run(loaded(name), interventions, batch)
-    engine = ENGINES["native"](tricks=tricks)
+    engine = ENGINES["native"](**how)
     assert_equal(engine.run(loaded(name), interventions, batch), expected)
     assert not any("switched off" in note for note in engine.counters.notes)
 
