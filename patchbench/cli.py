@@ -30,6 +30,7 @@ from patchbench.cli_options import (
 )
 from patchbench.cli_results import compare, leaderboard, pool, show
 from patchbench.cli_selftest import selftest
+from patchbench.cli_sweep import recipes, sweep
 from patchbench.cli_tracking import log
 from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
@@ -52,6 +53,8 @@ app = typer.Typer(
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
 app.command()(evaluate)
 app.command()(train)
+app.command()(sweep)
+app.command()(recipes)
 app.command()(show)
 app.command()(compare)
 app.command()(pool)

@@ -17,7 +17,7 @@ import typer
 from patchbench.common import UserError
 
 MOST_THREADS = 1024
-_LIKE = {"--set": "num_pairs=4", "--option": "d_conv=2"}
+_LIKE = {"--set": "num_pairs=4", "--option": "d_conv=2", "--train": "steps=2000"}
 # What a task has besides its settings.
 _TASK_OPTIONS = {"name": "give --task", "seed": "give --seed"}
 

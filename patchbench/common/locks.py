@@ -19,6 +19,10 @@ from patchbench.common.files import explained
 LOCK = ".lock"
 
 
+class Busy(UserError):
+    """Another process holds the lock."""
+
+
 @contextmanager
 def locked(folder: Path, out: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is made where it is missing; its file goes with the block.
@@ -28,7 +32,8 @@ def locked(folder: Path, out: Path) -> Iterator[None]:
         out: what is being written, for the message.
 
     Raises:
-        UserError: another process holds it, or the folder cannot be written.
+        Busy: another process holds it.
+        UserError: the folder cannot be written.
     """
     with explained(out):
         file = _acquired(folder, out)
@@ -51,7 +56,7 @@ def _acquired(folder: Path, out: Path) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise UserError(
+            raise Busy(
                 f"another process is writing {out}", "wait for it, or choose another --out"
             ) from None
         if _is_at(file, folder / LOCK):

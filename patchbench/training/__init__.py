@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from patchbench.common import UserError
 from patchbench.common.files import explained
 from patchbench.evaluation import evaluate
-from patchbench.evaluation_config import DEFAULT_POSITIONS
+from patchbench.evaluation_config import DEFAULT_POSITIONS, SYMBOLIC, EvaluateConfig
 from patchbench.preparation import select_sites
 from patchbench.provenance import weights_digest
 from patchbench.results import Result
@@ -95,6 +95,8 @@ def train(
     progress: Progress | None = None,
     command: str | None = None,
     report_to: Sequence[str] = (),
+    name: str | None = None,
+    evaluation: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trained:
     """Train a model on a task, evaluate it on test, and leave both in a folder.
@@ -108,6 +110,8 @@ def train(
         progress: called a few times a second.
         command: the command line, for the provenance.
         report_to: loggers of transformers, as in "wandb"; or "all" that are installed.
+        name: of the model in its Result; `out` when None.
+        evaluation: further settings of `evaluate` for the Result, as in components.
         **settings: the fields of `TrainConfig`.
 
     Raises:
@@ -123,6 +127,8 @@ def train(
     task = load_task(task, seed=config.seed) if isinstance(task, str) else task
     network = model.build(task, config.seed) if isinstance(model, ModelSpec) else model
     identity = _identity(network, task, config)
+    if evaluation:
+        identity["evaluation"] = dict(evaluation)
     if is_main_process():
         folder = TrainFolder.open(out, identity, overwrite=overwrite)
     else:
@@ -131,7 +137,7 @@ def train(
         return Trained.load(folder.path)
 
     report_to = ready_loggers(report_to)
-    training = _Training(network, task, config, device)
+    training = _Training(network, task, config, device, name, evaluation or {})
     with folder.held() if is_main_process() else nullcontext(folder) as folder:
         if folder.finished:
             return Trained.load(folder.path)
@@ -153,7 +159,13 @@ class _Training:
     """What the runs with different learning rates share."""
 
     def __init__(
-        self, model: "PreTrainedModel", task: "Task", config: TrainConfig, device: str
+        self,
+        model: "PreTrainedModel",
+        task: "Task",
+        config: TrainConfig,
+        device: str,
+        name: str | None,
+        evaluation: Mapping[str, Any],
     ) -> None:
         from patchbench.adapters import hook_map_for
 
@@ -171,8 +183,25 @@ class _Training:
                 longest = max(longest, part.max_length)
                 self._sources.append((data.fresh(part), steps))
         self.notes = check_fit(model, task, longest)
+        hook_map = hook_map_for(model)
         if config.dynamics_distance:
-            select_sites(hook_map_for(model), config.dynamics_components, None, DEFAULT_POSITIONS)
+            select_sites(hook_map, config.dynamics_components, None, DEFAULT_POSITIONS)
+        own = {"n": config.test_n, "template": SYMBOLIC, "seed": config.seed}
+        self._name, self._evaluation = name, {**own, **evaluation}
+        asked = EvaluateConfig.of(self._evaluation)
+        if asked.sites is None:
+            select_sites(hook_map, asked.components, asked.layers, DEFAULT_POSITIONS)
+
+    def evaluate(self, folder: Path, command: str | None) -> Result:
+        """Return the Result on test of the model in a folder."""
+        from patchbench.adapters import load_model
+
+        loaded = load_model(folder, device=self.device)
+        if self._name is not None:
+            loaded = replace(loaded, name=self._name)
+        result = evaluate(loaded, self.task, command=command, **self._evaluation)
+        result.provenance["notes"] += self.notes
+        return result
 
     def fit(
         self,
@@ -245,8 +274,6 @@ def _finish(
     started: float,
 ) -> Trained:
     """Put the best model into the folder, evaluate it, and remove what is no longer needed."""
-    from patchbench.adapters import load_model
-
     assert best.checkpoint is not None
     main = is_main_process()
     grid = [
@@ -267,17 +294,8 @@ def _finish(
             with explained(folder.path):
                 shutil.copyfile(written, folder.path / DYNAMICS)
     wait_for_everyone()
-    loaded = load_model(folder.path, device=training.device)
-    result = evaluate(
-        loaded,
-        training.task,
-        n=training.config.test_n,
-        template="symbolic",
-        seed=training.config.seed,
-        command=command,
-    )
+    result = training.evaluate(folder.path, command)
     provenance = {**result.provenance, "training": {**folder.content["config"], **facts}}
-    provenance["notes"] = [*provenance["notes"], *training.notes]
     result = replace(result, provenance=provenance)
     wait_for_everyone()
     if main:
