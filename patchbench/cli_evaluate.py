@@ -212,7 +212,13 @@ def evaluate(
             raise UserError("--dry-run needs a --model", "name one")
         with _parts(out, resume=resume, overwrite=overwrite) as parts:
             results = _evaluate_bundled(
-                config, out=out, parts=parts, overwrite=overwrite, as_json=as_json, quiet=quiet
+                config,
+                out=out,
+                parts=parts,
+                overwrite=overwrite,
+                report=report,
+                as_json=as_json,
+                quiet=quiet,
             )
         send(results, tracking)
         return
@@ -304,6 +310,7 @@ def _evaluate_bundled(
     out: Path | None,
     parts: "Partial | None",
     overwrite: bool,
+    report: bool,
     as_json: bool,
     quiet: bool,
 ) -> "dict[str, Result]":
@@ -315,7 +322,7 @@ def _evaluate_bundled(
     with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
         results = demo.demo(progress=progress, partial=parts, command=command_line(), **config)
     if out is not None:
-        demo.save(results, out, overwrite=overwrite)
+        demo.save(results, out, overwrite=overwrite, report=report)
     if as_json:
         summaries = {name: result.summary for name, result in results.items()}
         typer.echo(json.dumps(summaries, indent=2))

@@ -5,6 +5,7 @@ Nothing is computed by a model here; everything comes from the folders of Result
 
 import json
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from patchbench.cli_tracking import (
     tracking_of,
 )
 from patchbench.common import UserError
+from patchbench.common.files import explained
 
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page, to be opened offline.")
@@ -38,20 +40,24 @@ def show(
 ) -> None:
     """Print a finished run: its table and its verdict."""
     _check_html(html, overwrite)
-    from patchbench.comparing import load_results
+    from patchbench.finding import find_results
     from patchbench.report import terminal
-    from patchbench.report.html import write_report
+    from patchbench.results import Result
 
-    results = load_results([str(run)])
-    if len(results) > 1:
-        raise UserError(f"{run} holds {len(results)} Results", "use `patchbench compare`")
-    (result,) = results.values()
+    found = find_results([str(run)])
+    if len(found) > 1:
+        raise UserError(f"{run} holds {len(found)} Results", "use `patchbench compare`")
+    (folder,) = found.values()
+    result = Result.load(folder)
     if as_json:
         typer.echo(json.dumps(result.summary, indent=2))
     else:
         terminal.print_result(result, quiet=quiet)
     if html is not None:
-        write_report(result, html)
+        from patchbench.report.html import write_report
+        from patchbench.report.training_figures import read_dynamics
+
+        write_report(result, html, dynamics=read_dynamics(folder))
         typer.echo(f"written: {html}", err=as_json)
 
 
@@ -90,7 +96,7 @@ def compare(
     )
     _check_html(html, overwrite)
     from patchbench.comparing import compare as compare_results
-    from patchbench.comparing import find_results, load_results
+    from patchbench.finding import find_results, load_results
     from patchbench.report import compare as shown
 
     results = load_results(runs)
@@ -128,7 +134,7 @@ def pool(
     as_json: Json = False,
 ) -> None:
     """Pool runs of several seeds: effects over seeds, and how many agree on the verdict."""
-    from patchbench.comparing import load_results
+    from patchbench.finding import load_results
     from patchbench.pooling import pool as pooled_of
     from patchbench.report.pooled import print_pooled
 
@@ -181,3 +187,5 @@ def _check_html(html: Path | None, overwrite: bool) -> None:
         raise UserError(f"{html} exists", "name another file, or pass --overwrite")
     if not html.absolute().parent.is_dir():
         raise UserError(f"{html.parent} is no folder", "make it first")
+    with explained(html), NamedTemporaryFile(dir=html.absolute().parent, prefix=f".{html.name}."):
+        pass  # permissions do not tell whether a file can be written

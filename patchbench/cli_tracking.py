@@ -9,6 +9,7 @@ Use:
         send(results, tracking, folders)                     # after it is on disk
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,7 +61,7 @@ def tracking_of(
     from patchbench.tracking import Tracking
 
     return Tracking(
-        project=project or "patchbench",
+        project=project or os.environ.get("WANDB_PROJECT") or "patchbench",
         entity=entity,
         name=name,
         group=group,
@@ -103,6 +104,6 @@ def log(
     )
     if tracking is None:
         raise UserError("nowhere to log to", "pass --wandb PROJECT or --track trackio")
-    from patchbench.comparing import find_results, load_results
+    from patchbench.finding import find_results, load_results
 
     send(load_results(runs), tracking, find_results(runs))

@@ -143,6 +143,9 @@ def train(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads.  [default: PyTorch's choice]")
     ] = None,
+    report: Annotated[
+        bool, typer.Option(help="Add report.html to --out: figures, to be opened offline.")
+    ] = True,
     report_to: Annotated[
         str | None, typer.Option(help="Loggers of transformers, by comma, as in wandb.")
     ] = None,
@@ -259,6 +262,11 @@ def train(
         print_trained(trained, quiet=quiet)
         typer.echo(f"written: {out}")
     if is_main_process():
+        if report:
+            from patchbench.report.html import FILE, write_report
+            from patchbench.report.training_figures import read_dynamics
+
+            write_report(trained.result, out / FILE, dynamics=read_dynamics(out))
         send({out.name: trained.result}, tracking, {out.name: out / "result"})
 
 

@@ -2,8 +2,7 @@
 
 Use:
 
-    results = load_results(["runs/*", "sweep/"])              # name → Result
-    comparison = compare(results, positions=("key", "value", "query"))
+    comparison = compare(load_results(["runs/*", "sweep/"]), positions=("key", "value", "query"))
     comparison.rows[1].differences["accuracy"], comparison.warnings
 
 Results on the same items (the same rows of the same dataset) are compared item by item: both are
@@ -11,25 +10,22 @@ resampled with the same draws, which leaves out what the items have in common. O
 independent.
 """
 
-import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from patchbench.common import UserError
+from patchbench.common import UserError, near_names
 from patchbench.effects import columns, select
 from patchbench.results import Result
-from patchbench.sites import single_site
+from patchbench.sites import Position, single_site
 from patchbench.statistics import RESAMPLES, Estimate, interval, ratio_draws
 from patchbench.summary import run_of
 
 ACCURACY = "accuracy"
 POSITIONS = ("key", "value", "query")
-_FILE = "result.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,43 +95,6 @@ class Comparison:
         return plain | lists | {"rows": [row.to_json() for row in self.rows]}
 
 
-def find_results(patterns: Sequence[str]) -> dict[str, Path]:
-    """Return the folders of Results by name, in the order given.
-
-    Args:
-        patterns: folders of Results, folders that hold some at any depth (a sweep's, a training
-            run's), or globs of either.
-
-    Raises:
-        UserError: one of them matches nothing, or holds no Result.
-    """
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        places = (
-            [Path(pattern)] if Path(pattern).exists() else sorted(map(Path, glob.glob(pattern)))
-        )
-        if not places:
-            raise UserError(f"{pattern} matches no folder", "name the folder of a Result")
-        held: dict[Path, None] = {}
-        for place in places:
-            files = [place / _FILE] if (place / _FILE).is_file() else sorted(place.rglob(_FILE))
-            # What a run keeps beside itself while it is written is no Result.
-            held |= {f.parent: None for f in files if not f.parent.name.startswith(".")}
-        if not held:
-            raise UserError(f"{pattern} holds no Result", f"there is no {_FILE} in or below it")
-        found |= held
-    return dict(zip(_short_names(list(found)), found, strict=True))
-
-
-def load_results(patterns: Sequence[str]) -> dict[str, Result]:
-    """Load what `find_results` finds.
-
-    Raises:
-        UserError: see there; or one is damaged or of another schema.
-    """
-    return {name: Result.load(path) for name, path in find_results(patterns).items()}
-
-
 def compare(
     results: Mapping[str, Result],
     *,
@@ -158,10 +117,13 @@ def compare(
         resamples: of the bootstrap.
 
     Raises:
-        UserError: fewer than two, no such reference, or not one has the corruption.
+        UserError: fewer than two, no such reference, or not one has the corruption, the component
+            or the layer.
     """
     if len(results) < 2:
         raise UserError(f"{len(results)} Result to compare", "name at least two")
+    positions = [str(Position.parse(position)) for position in positions]
+    _check_measured(results, component, layer)
     lacking = [name for name, result in results.items() if not _has(result, corruption)]
     if len(lacking) == len(results):
         raise UserError(
@@ -186,6 +148,9 @@ def compare(
     warnings = _warnings(results)
     if lacking:
         warnings.append(f"without the {corruption} corrupted and denoised: {', '.join(lacking)}")
+    nowhere = [p for p in positions if not any(p in side.attrib for side in taken.values())]
+    if nowhere and any(_above(result, corruption) for result in results.values()):
+        warnings.append(f"no Attrib of {component} in any run at: {', '.join(nowhere)}")
     return Comparison(
         rows=rows,
         reference=reference,
@@ -261,8 +226,14 @@ def _differences(one: _Side, reference: _Side, paired: bool, resamples: int) -> 
 
 
 def middle_layer(result: Result) -> int:
-    """Return the layer whose input lies in the middle of the model: 1 of 2 layers."""
-    return max(1, (result.provenance["model"].get("num_layers") or 2) // 2)
+    """Return the measured layer that is nearest to the middle of the model: 1 of 2 layers.
+
+    It is never layer 0, whose input has only met the embedding.
+    """
+    middle = max(1, (result.provenance["model"].get("num_layers") or 2) // 2)
+    return min(
+        _layers(result) - {0}, key=lambda layer: (abs(layer - middle), layer), default=middle
+    )
 
 
 def effects_at(
@@ -278,6 +249,32 @@ def effects_at(
     }
 
 
+def _check_measured(results: Mapping[str, Result], component: str, layer: int | None) -> None:
+    """Raise `UserError` if not one Result has a component or a layer at all."""
+    known = {
+        name
+        for result in results.values()
+        for name in result.rows["component"].unique().to_pylist()
+    }
+    if component not in known:
+        raise UserError(f"no run has the component {component!r}", near_names(component, known))
+    layers = {number for result in results.values() for number in _layers(result)}
+    if layer is not None and layer not in layers:
+        raise UserError(
+            f"no run has layer {layer}", f"measured: {', '.join(map(str, sorted(layers)))}"
+        )
+
+
+def _layers(result: Result) -> set[int]:
+    return {layer for layer in result.rows["layer"].unique().to_pylist() if layer is not None}
+
+
+def _above(result: Result, corruption: str) -> bool:
+    """Whether a Result has effects of a corruption to show."""
+    run = run_of(result.summary["runs"], corruption, "denoise")
+    return run is not None and not run["reasons"]
+
+
 def _has(result: Result, corruption: str) -> bool:
     return run_of(result.summary["runs"], corruption, "denoise") is not None
 
@@ -290,7 +287,10 @@ def _warnings(results: Mapping[str, Result]) -> list[str]:
         "split": lambda r: r.summary["task"]["split"],
         "template": lambda r: r.summary["task"]["template"],
         "shots": lambda r: r.summary["task"]["shots"],
+        "task's seed": lambda r: r.summary["task"]["seed"],
+        "number of items": lambda r: r.summary["n"],
         "number of layers": lambda r: r.provenance["model"].get("num_layers"),
+        "dtype": lambda r: r.summary["model"]["dtype"],
     }
     found = []
     for name, read in asked.items():
@@ -299,17 +299,3 @@ def _warnings(results: Mapping[str, Result]) -> list[str]:
             shown = f": {', '.join(sorted(values))}" if max(map(len, values)) < 24 else ""
             found.append(f"the runs differ in {name}{shown}")
     return found
-
-
-def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the paths without the folders that they share, and without a training run's last."""
-    parts = [
-        path.parts[:-1] if path.name == "result" and len(path.parts) > 1 else path.parts
-        for path in paths
-    ]
-    shared = 0
-    shortest = min(map(len, parts), default=1)
-    while shared < shortest - 1 and len({p[shared] for p in parts}) == 1:
-        shared += 1
-    names = ["/".join(p[shared:]) for p in parts]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]

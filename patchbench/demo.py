@@ -86,15 +86,21 @@ def demo(
     return results
 
 
-def save(results: "Mapping[str, Result]", directory: Path, *, overwrite: bool = False) -> None:
-    """Write one folder per Result below `directory`, all or none.
+def save(
+    results: "Mapping[str, Result]",
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    report: bool = False,
+) -> None:
+    """Write one folder per Result below `directory`, all or none; see `Result.save`.
 
     Raises:
         UserError: it exists and `overwrite` is false, or it cannot be written.
     """
     with fresh_directory(directory, overwrite=overwrite) as temporary:
         for name, result in results.items():
-            result.save(temporary / name)
+            result.save(temporary / name, report=report)
 
 
 def _task(model: "BundledModel", **overrides: Any) -> "Task":

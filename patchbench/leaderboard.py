@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from patchbench.common import UserError
-from patchbench.comparing import POSITIONS, effects_at, find_results, middle_layer
+from patchbench.comparing import POSITIONS, effects_at, middle_layer
+from patchbench.finding import find_results
 from patchbench.results import Result
 from patchbench.statistics import Estimate
 

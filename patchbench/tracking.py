@@ -123,17 +123,26 @@ def _log(
     if name is None and "WANDB_NAME" not in os.environ:
         name = content.name
     try:
-        from patchbench.report.figures import figures
-
-        drawn = content.figures or ({} if result is None else figures(result))
+        drawn = content.figures if result is None else _figures(result, folder)
         log = _to_wandb if tracking.tracker == "wandb" else _to_trackio
         with tempfile.TemporaryDirectory() as temporary:
             if result is not None and (folder is None or not folder.is_dir()):
                 folder = Path(temporary) / "result"
                 result.save(folder)
-            return log(content, tracking, name, group, drawn, folder)
+            return log(content, tracking, name, group, drawn or {}, folder)
     except Exception as error:  # whatever a tracker does, the Result is safe
         return f"warning: {tracking.tracker}: {content.name} was not logged ({_brief(error)})"
+
+
+def _figures(result: "Result", folder: Path | None) -> "Mapping[str, go.Figure]":
+    """Return the figures of a Result, and of the training that it is of."""
+    from patchbench.report.figures import figures
+    from patchbench.report.training_figures import read_dynamics, training_dynamics
+
+    drawn = figures(result)
+    dynamics = None if folder is None else read_dynamics(folder)
+    learned = None if dynamics is None else training_dynamics(dynamics)
+    return drawn if learned is None else {**drawn, "training_dynamics": learned}
 
 
 def begin(tracking: Tracking, *, name: str | None = None, group: str | None = None) -> str | None:

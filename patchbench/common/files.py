@@ -148,7 +148,7 @@ def explained(path: Path) -> Iterator[None]:
         reason = error.strerror or " ".join(str(error).split())
         raise UserError(
             f"{path} cannot be written ({reason})",
-            "choose another --out, in a folder that is writable and has room",
+            "choose another place, in a folder that is writable and has room",
         ) from error
 
 

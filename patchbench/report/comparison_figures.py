@@ -1,35 +1,26 @@
-"""Figures of many Results, and of one training run: what models differ in, and when it came.
+"""Figures of many Results: what models differ in.
 
 Pure functions, like those of `patchbench.report.figures`.
 
 Use:
 
     mechanism_triangle({"ar-mamba": result, …}).show()
-    training_dynamics(pyarrow.parquet.read_table("runs/m/dynamics.parquet")).show()
+    accuracy_scatter({"ar-mamba": result, …}, position="value").show()
 """
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
-import pyarrow as pa
 
 from patchbench.common import UserError
 from patchbench.comparing import effects_at, middle_layer
-from patchbench.report.figures import estimate_bars, estimate_words
-from patchbench.report.palette import (
-    DASHES,
-    GREY,
-    SERIES,
-    SYMBOLS,
-    axis,
-    color,
-    label,
-    layout,
-    translucent,
-)
+from patchbench.report.estimates import bars, words
+from patchbench.report.palette import GREY, axis, color, label, layout, marker
 from patchbench.sites import Position
 from patchbench.statistics import Estimate
+from patchbench.summary import run_of
 
 if TYPE_CHECKING:
     from patchbench.results import Result
@@ -47,16 +38,17 @@ def mechanism_triangle(
     as none. Offsets of a role (`value+1`) count for the role. A model whose effects add up to less
     than 0.1 has its association elsewhere and is not placed.
     """
-    figure = go.Figure()
+    figure, left = go.Figure(), []
     for index, (name, result) in enumerate(results.items()):
         effects = _at(result, layer, corruption)
         sums = dict.fromkeys(_CORNERS, 0.0)
         for position, effect in effects.items():
             role = Position.parse(position).role
-            if role in sums:
-                sums[role] += max(0.0, effect.value)
+            if role in sums and effect.value > 0:  # neither negative nor NaN
+                sums[role] += effect.value
         total = sum(sums.values())
         if total < 0.1:
+            left.append(name)
             continue
         key, value, query = (sums[role] / total for role in _CORNERS)
         figure.add_scatterternary(
@@ -66,11 +58,7 @@ def mechanism_triangle(
             name=label(name),
             mode="markers",
             cliponaxis=False,
-            marker={
-                "size": 12,
-                "symbol": SYMBOLS[index % len(SYMBOLS)],
-                "color": SERIES[index % len(SERIES)],
-            },
+            marker={"size": 12, **marker(index)},
             hovertext=f"{label(name)}<br>key {key:.2f}, value {value:.2f}, query {query:.2f}",
             hoverinfo="text",
         )
@@ -81,7 +69,10 @@ def mechanism_triangle(
     figure.update_layout(
         **layout(
             f"Where the association is, entering {which}<br>"
-            f"<sup>shares of Attrib, {label(corruption)} corrupted</sup>"
+            f"<sup>shares of Attrib, {label(corruption)} corrupted"
+            + (f"; {len(left)} without a place" if left else "")
+            + "</sup>",
+            showlegend=len(figure.data) <= _LABELLED,
         ),
         height=480,
         ternary={
@@ -90,6 +81,7 @@ def mechanism_triangle(
                 side: {
                     "title": {"text": text, "font": {"color": color(text)}},
                     "gridcolor": "rgba(128,128,128,0.25)",
+                    "linecolor": "rgba(128,128,128,0.6)",
                     "tickvals": [0.25, 0.5, 0.75],
                 }
                 for side, text in sides.items()
@@ -108,39 +100,42 @@ def accuracy_scatter(
 ) -> go.Figure | None:
     """Return accuracy against Attrib at a position: equal accuracy, unequal mechanism.
 
-    Models below the gate, of which there is no effect, stand in grey at 0. None without any model.
+    Models below the gate, of which there is no effect, stand in grey at 0; those of which the
+    position was not measured are left out. None without any model.
     """
     figure = go.Figure()
     for index, (name, result) in enumerate(results.items()):
+        run = run_of(result.summary["runs"], corruption, "denoise")
         effect = _at(result, layer, corruption).get(position)
-        accuracy = result.accuracy
-        few = len(results) <= _LABELLED
-        words = "below the gate" if effect is None else estimate_words(effect)
+        if effect is not None and not isfinite(effect.value):
+            effect = None
+        below = run is not None and bool(run["reasons"])
+        if effect is None and not below:
+            continue
+        said = "below the gate" if effect is None else words(effect)
         figure.add_scatter(
-            x=[accuracy.value],
+            x=[result.accuracy.value],
             y=[0.0 if effect is None else effect.value],
-            error_x=estimate_bars([accuracy]),
-            error_y=None if effect is None else estimate_bars([effect]),
+            error_x=bars([result.accuracy]),
+            error_y=None if effect is None else bars([effect]),
             name=label(name),
-            mode="markers+text" if few else "markers",
-            text=[label(name)] if few else None,
-            textposition="top center",
-            marker={
-                "size": 11,
-                "symbol": SYMBOLS[index % len(SYMBOLS)],
-                "color": GREY if effect is None else SERIES[index % len(SERIES)],
-            },
+            mode="markers",
+            marker={"size": 11, **marker(index), **({"color": GREY} if effect is None else {})},
             hovertext=(
-                f"{label(name)}<br>accuracy {estimate_words(accuracy)}<br>"
-                f"Attrib@{label(position)} {words}"
+                f"{label(name)}<br>accuracy {words(result.accuracy)}<br>"
+                f"Attrib@{label(position)} {said}"
             ),
             hoverinfo="text",
         )
     if not figure.data:
         return None
     figure.update_layout(
-        **layout("Accuracy alone misleads", showlegend=False),
-        height=420,
+        **layout(
+            f"Accuracy alone misleads<br><sup>{label(corruption)} corrupted; grey at 0: below the "
+            "gate</sup>",
+            showlegend=len(figure.data) <= _LABELLED,
+        ),
+        height=440,
         xaxis=axis("accuracy", range=[-0.03, 1.08]),
         yaxis=axis(f"Attrib@{label(position)}"),
     )
@@ -162,101 +157,39 @@ def conv_width_bars(
     if not results:
         raise UserError("no Result to compare", "give at least one by its convolution's width")
     widths = sorted(results)
-    bars: dict[str, list[Estimate | None]] = {
+    lines: dict[str, list[Estimate | None]] = {
         "accuracy": [results[width].accuracy for width in widths]
     }
     for position in positions:
-        bars[f"Attrib@{position}"] = [
+        lines[f"Attrib@{position}"] = [
             _at(results[width], None, "key").get(position) for width in widths
         ]
     shades = (GREY, *(color(Position.parse(position).role) for position in positions))
     patterns = ("", "/", "x", ".", "-", "+")
     figure = go.Figure()
-    for index, (name, estimates) in enumerate(bars.items()):
-        shown = [(w, e) for w, e in zip(widths, estimates, strict=True) if e is not None]
+    for index, (name, estimates) in enumerate(lines.items()):
+        shown = [
+            (w, e)
+            for w, e in zip(widths, estimates, strict=True)
+            if e is not None and isfinite(e.value)
+        ]
         figure.add_bar(
             x=[str(width) for width, _ in shown],
             y=[e.value for _, e in shown],
-            error_y=estimate_bars([e for _, e in shown]),
+            error_y=bars([e for _, e in shown]),
             name=label(name),
             marker={
                 "color": shades[index],
                 "pattern": {"shape": patterns[index % len(patterns)]},
             },
-            hovertext=[f"{label(name)}, width {w}<br>{estimate_words(e)}" for w, e in shown],
+            hovertext=[f"{label(name)}, width {w}<br>{words(e)}" for w, e in shown],
             hoverinfo="text",
         )
     figure.update_layout(
         **layout("By the width of the short convolution (0: none)", barmode="group"),
         height=400,
-        xaxis=axis("width", type="category"),
-        yaxis=axis(""),
-    )
-    return figure
-
-
-def training_dynamics(table: pa.Table, *, component: str = "block_input") -> go.Figure | None:
-    """Return accuracy, loss and Attrib by site over the steps of a training run.
-
-    The loss has its own axis at the right. None without a row of the component.
-
-    Args:
-        table: of `patchbench.training.dynamics.SCHEMA`.
-        component: whose sites are drawn, at the middle layer.
-    """
-    rows = [row for row in table.to_pylist() if row["component"] == component]
-    if not rows:
-        return None
-    layers = sorted({row["layer"] for row in rows if row["layer"] is not None})
-    layer = layers[len(layers) // 2] if layers else None
-    figure = go.Figure()
-    logged = {row["step"]: row for row in rows}
-    for name, shade, right in (
-        ("dev_accuracy", "#56B4E9", False),
-        ("loss", GREY, True),
-    ):
-        steps = [step for step in sorted(logged) if logged[step][name] is not None]
-        figure.add_scatter(
-            x=steps,
-            y=[logged[step][name] for step in steps],
-            name=name.replace("_", " "),
-            line={"color": shade, "dash": "dot" if right else "dash"},
-            yaxis="y2" if right else "y",
-        )
-    for index, position in enumerate(dict.fromkeys(row["position"] for row in rows)):
-        line = [
-            row
-            for row in rows
-            if row["position"] == position and row["layer"] == layer and row["attrib"] is not None
-        ]
-        if not line:
-            continue
-        place = Position.parse(position)
-        shade, x = color(place.role), [row["step"] for row in line]
-        figure.add_scatter(
-            x=[*x, *reversed(x)],
-            y=[r["attrib_high"] for r in line] + [r["attrib_low"] for r in reversed(line)],
-            fill="toself",
-            fillcolor=translucent(shade),
-            line={"width": 0},
-            hoverinfo="skip",
-            showlegend=False,
-        )
-        figure.add_scatter(
-            x=x,
-            y=[row["attrib"] for row in line],
-            name=f"Attrib@{label(position)}",
-            mode="lines+markers",
-            line={"color": shade, "dash": DASHES[place.offset % len(DASHES)]},
-            marker={"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6},
-        )
-    where = "" if layer is None else f"L{layer}."
-    figure.update_layout(
-        **layout(f"When it is learned<br><sup>Attrib of {where}{label(component)}</sup>"),
-        height=420,
-        xaxis=axis("step"),
+        xaxis=axis("width", type="category", categoryarray=[str(width) for width in widths]),
         yaxis=axis("accuracy, Attrib"),
-        yaxis2=axis("loss", overlaying="y", side="right", showgrid=False, rangemode="tozero"),
     )
     return figure
 

@@ -13,32 +13,49 @@ from typing import TYPE_CHECKING, Any
 from patchbench.common import atomic_write
 from patchbench.report.figures import figures
 from patchbench.report.page import Block, PageTable, render_page
+from patchbench.report.training_figures import training_dynamics
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from patchbench.results import Result
 
 FILE = "report.html"
 _METRICS = {"attrib": "Attrib (p)", "attrib_logp": "log p", "attrib_logit_diff": "Δlogit"}
 
 
-def write_report(result: "Result", path: str | Path) -> None:
+def write_report(result: "Result", path: str | Path, *, dynamics: "pa.Table | None" = None) -> None:
     """Write the page, in whole or not at all.
+
+    Args:
+        result: to be shown.
+        path: of the page.
+        dynamics: see `render_report`.
 
     Raises:
         UserError: it cannot be written.
     """
     with atomic_write(Path(path)) as temporary:
-        temporary.write_text(render_report(result), encoding="utf-8")
+        temporary.write_text(render_report(result, dynamics=dynamics), encoding="utf-8")
 
 
-def render_report(result: "Result") -> str:
-    """Return the page."""
+def render_report(result: "Result", *, dynamics: "pa.Table | None" = None) -> str:
+    """Return the page.
+
+    Args:
+        result: to be shown.
+        dynamics: of the training that the Result is of, as
+            `patchbench.report.training_figures.read_dynamics` gives it.
+    """
     summary, drawn = result.summary, figures(result)
     blocks = []
     if "example" in drawn:
         blocks.append(Block("What was asked", figures=[drawn["example"]]))
     for run in summary["runs"]:
         blocks.append(_run(run, drawn))
+    learned = None if dynamics is None else training_dynamics(dynamics)
+    if learned is not None:
+        blocks.append(Block("The training", figures=[learned]))
     blocks.append(_origin(result))
     model, task = summary["model"], summary["task"]
     facts = [
@@ -61,11 +78,16 @@ def render_report(result: "Result") -> str:
 
 
 def interval_text(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
-    """Return "0.98 [0.97, 0.99]"."""
+    """Return "0.98 [0.97, 0.99]", "0.98" where there is no interval, "–" where there is nothing."""
+
+    def text(name: str) -> str:
+        return f"{round(estimate[name], digits) + 0.0:.{digits}f}"
+
     if estimate is None or estimate["value"] is None:
         return "–"
-    value, low, high = (round(estimate[name], digits) + 0.0 for name in ("value", "low", "high"))
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    if estimate["low"] is None or estimate["high"] is None:
+        return text("value")
+    return f"{text('value')} [{text('low')}, {text('high')}]"
 
 
 def _run(run: Mapping[str, Any], drawn: Mapping[str, Any]) -> Block:
@@ -78,8 +100,11 @@ def _run(run: Mapping[str, Any], drawn: Mapping[str, Any]) -> Block:
         + ", ".join(f"{c['control']} off by {c['error']:.0e}" for c in run["controls"])
         + ".",
     ]
-    if run["reasons"]:
-        lines.append("Below the gate, effects in grey: " + "; ".join(run["reasons"]) + ".")
+    lines.append(
+        f"Below the gate, effects in grey: {'; '.join(run['reasons'])}."
+        if run["reasons"]
+        else "Above the gate: the model does better than the floor, and the corruption costs it."
+    )
     tables = []
     if run["effects"]:
         metrics = [key for key in _METRICS if any(e.get(key) for e in run["effects"])]

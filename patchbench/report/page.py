@@ -78,9 +78,15 @@ def render_page(
         for figure in block.figures:
             name = f"figure-{len(numbered)}"
             numbered[name] = json.loads(figure.to_json() or "{}")
-            text = str(numbered[name]["layout"]["title"]["text"])
+            drawn = numbered[name]["layout"]
             # Titles are written for plotly; the template escapes by itself.
-            figures.append({"id": name, "title": unescape(text.split("<br>")[0])})
+            figures.append(
+                {
+                    "id": name,
+                    "title": unescape(str(drawn["title"]["text"]).split("<br>")[0]),
+                    "min_width": (drawn.get("meta") or {}).get("min_width"),
+                }
+            )
         shown.append({**vars(block), "figures": figures})
     verdicts = [
         {
@@ -92,8 +98,7 @@ def render_page(
         for name, result in results.items()
     ]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files("patchbench.report").joinpath("page.html.jinja")
-    return environment.from_string(source.read_text(encoding="utf-8")).render(
+    return environment.from_string(_text("page.html.jinja")).render(
         title=title,
         verdicts=verdicts,
         warnings=warnings,
@@ -102,8 +107,13 @@ def render_page(
         figures=_json_in_html(numbered),
         has_figures=bool(numbered),
         plotly=_plotly() if numbered else "",
+        script=_text("page.js"),
         version=__version__,
     )
+
+
+def _text(name: str) -> str:
+    return resources.files("patchbench.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _json_in_html(content: Any) -> str:

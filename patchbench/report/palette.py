@@ -26,7 +26,9 @@ INK = "#333333"
 # Of many models or sites, in turn.
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+# Of a role itself, and of the tokens around it.
+_OFFSETS = {0: "solid", 1: "dash", -1: "dot", 2: "dashdot", -2: "longdash"}
 # Vermilion for what makes matters worse, white for nothing, blue for what restores.
 DIVERGING = [[0.0, "#D55E00"], [0.5, "#FFFFFF"], [1.0, "#0072B2"]]
 GREYED = [[0.0, "#BFBFBF"], [0.5, "#FFFFFF"], [1.0, "#BFBFBF"]]
@@ -37,9 +39,26 @@ def color(role: str) -> str:
     return ROLE_COLORS.get(role, OTHER)
 
 
+def dash(offset: int) -> str:
+    """Return the dash of a position, by its offset from its role."""
+    return _OFFSETS.get(offset, "longdashdot")
+
+
+def marker(index: int) -> dict[str, str]:
+    """Return colour and symbol of one of many; the first 49 have a pair of their own."""
+    turn = index // len(SERIES)
+    return {
+        "color": SERIES[index % len(SERIES)],
+        "symbol": SYMBOLS[(index + turn) % len(SYMBOLS)],
+    }
+
+
 def label(text: object) -> str:
-    """Return text that plotly draws as it is: a model's or a token's name may look like markup."""
-    return html.escape(str(text), quote=True)
+    """Return text that plotly draws as it is: a name may look like markup, or like a formula.
+
+    Quotes stay: plotly knows no `&quot;`.
+    """
+    return html.escape(str(text), quote=False).replace("$", "&#36;")
 
 
 def translucent(hexadecimal: str, alpha: float = 0.18) -> str:

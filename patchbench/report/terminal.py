@@ -10,6 +10,7 @@ Use:
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import rich.box
@@ -302,8 +303,10 @@ def print_grid(
 
 def cell(estimate: Estimate | None) -> Text:
     """Bold where most of the effect is restored for sure, dim where perhaps none is."""
-    if estimate is None:
+    if estimate is None or not isfinite(estimate.value):
         return Text("–")
+    if not isfinite(estimate.low + estimate.high):
+        return Text(_two_digits(estimate.value), style="dim")
     side = max(estimate.high - estimate.value, estimate.value - estimate.low)
     style = "bold" if estimate.low > 0.5 else "" if estimate.low > 0 else "dim"
     return Text(f"{_two_digits(estimate.value)} ±{_two_digits(side)}", style=style)

@@ -1,103 +1,28 @@
-"""Figures and pages: their numbers are the rows', and no name becomes markup or a request."""
+"""Pages and comparisons: no name becomes markup or a request, and what a mouse does a key does."""
 
 import json
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from patchbench.common import UserError
-from patchbench.comparing import compare, find_results
+from patchbench.comparing import compare
+from patchbench.finding import find_results
+from patchbench.report.compare import write_comparison_page
 from patchbench.report.comparison_figures import (
     accuracy_scatter,
     conv_width_bars,
     mechanism_triangle,
 )
-from patchbench.report.figures import figures, heat_map
+from patchbench.report.figures import figures, heat_map, profile
 from patchbench.report.html import render_report
-from patchbench.results import Result
+from patchbench.report.page import Block, render_page
+from patchbench.report.training_figures import training_dynamics
 from tests.core.browser import chromium
-from tests.core.rows import PROVENANCE, make_rows
-
-EVIL = "</script><script>window.evil=1</script><img src=x onerror='window.evil=1'>"
-EFFECTS = {
-    "L0.block_input@key": 1.0,
-    "L0.block_input@value": 0.0,
-    "L0.block_input@query": 0.0,
-    "L1.block_input@key": 0.25,
-    "L1.block_input@value": 0.75,
-    "L1.block_input@query": 0.0,
-}
-
-
-def result(effects=EFFECTS, *, name="m", n=40, right=36, digest="a", **rows) -> Result:
-    model = PROVENANCE["model"] | {
-        "name": name,
-        "num_layers": 2,
-        "components": ["block_input"],
-    }
-    origin = {
-        "model": model,
-        "notes": [name],
-        "command": f"patchbench evaluate --model {name}",
-        "dataset": {"rows": n, "sha256": digest},
-        "task": PROVENANCE["task"] | {"config": {}},
-        "example": {
-            "tokens": ["a", name, "c", "d"],
-            "roles": {"key": 0, "value": 1, "query": 2, "answer": 3},
-            "corruptions": {"key": ["b", name, "c", "d"]},
-        },
-    }
-    return Result.from_rows(
-        make_rows(effects, n=n, right=right, **rows),
-        config={"resamples": 300, "components": ["block_input"], "corruptions": ["key"]},
-        provenance=PROVENANCE | origin,
-    )
-
-
-def test_a_heat_map_has_the_effects_in_their_places():
-    drawn = heat_map(result(), "block_input").data[0]
-    assert list(drawn.y) == ["L0", "L1"]
-    shown = {
-        (layer, position): drawn.z[i][j]
-        for i, layer in enumerate(drawn.y)
-        for j, position in enumerate(drawn.x)
-    }
-    for site, effect in EFFECTS.items():
-        layer, _, position = site.partition(".block_input@")
-        assert shown[layer, position] == pytest.approx(effect, abs=1e-9)
-    assert drawn.zmin == -drawn.zmax  # white is 0
-
-
-def test_below_the_gate_the_heat_map_is_grey():
-    drawn = heat_map(result(right=2), "block_input")
-    assert "gate" in drawn.layout.title.text
-    colours = {shade for _, shade in drawn.data[0].colorscale}
-    assert colours == {"#BFBFBF", "#FFFFFF"}
-
-
-def test_the_strip_says_what_a_corruption_changes():
-    drawn = figures(result())["example"]
-    texts = list(drawn.data[-1].text)
-    assert [("*" in text) for text in texts] == [True, False, False, False]
-    assert "corrupted: b" in drawn.data[-1].hovertext[0]
-
-
-def test_a_models_place_in_the_triangle_are_its_shares():
-    point = mechanism_triangle({"m": result()}).data[0]
-    assert (point.a[0], point.b[0], point.c[0]) == pytest.approx((0.75, 0.25, 0.0), abs=1e-9)
-    assert mechanism_triangle({"m": result(right=2)}) is None  # below the gate it has no place
-    scatter = accuracy_scatter({"m": result()}).data[0]
-    assert (scatter.x[0], scatter.y[0]) == pytest.approx((0.9, 0.75))
-
-
-def test_bars_by_the_width_of_the_convolution():
-    with pytest.raises(UserError, match="no Result"):
-        conv_width_bars({})
-    bars = conv_width_bars({4: result(), 0: result(right=2)}).data
-    assert list(bars[0].x) == ["0", "4"]
-    assert list(bars[0].y) == pytest.approx([0.05, 0.9])
-    assert list(bars[2].x) == ["4"]  # no effect below the gate
+from tests.core.report.made import EFFECTS, EVIL, dynamics, result, scored
+from tests.core.rows import make_rows
 
 
 def test_differences_against_a_plain_bootstrap():
@@ -194,3 +119,130 @@ def test_the_report_in_a_browser(tmp_path, width, scheme):
 def test_json_of_a_comparison_is_json():
     content = compare({"one": result(), "two": result(digest="b")}).to_json()
     assert json.loads(json.dumps(content)) == content
+
+
+@contextmanager
+def opened(path, width=1280, scheme="light"):
+    """Yield a page whose figures are drawn, and what its console said."""
+    with chromium() as browser:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page, said = context.new_page(), []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(path.as_uri())
+        until = time.monotonic() + 30
+        while page.locator("figure .plot-container").count() < page.locator("figure").count():
+            assert time.monotonic() < until
+            page.wait_for_timeout(100)
+        yield page, said
+
+
+def test_arrow_keys_walk_over_the_points(tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(render_report(result(name="a & b")), encoding="utf-8")
+    with opened(path) as (page, said):
+        page.locator("figure", has=page.locator(".heatmaplayer")).focus()
+        heard = []
+        for key in ["ArrowRight"] * 2 + ["ArrowLeft"] * 3:
+            page.keyboard.press(key)
+            page.wait_for_selector(".hoverlayer .hovertext")
+            heard.append(page.locator("#said").inner_text().split(",")[0])
+        assert heard == [
+            *("L0.block_input@key", "L0.block_input@value", "L0.block_input@key"),
+            *("L1.block_input@query", "L1.block_input@value"),
+        ]
+        assert page.locator("figure .hoverlayer .hovertext").count() == 1
+        page.keyboard.press("Escape")
+        assert page.locator("figure .hoverlayer .hovertext").count() == 0
+        assert said == []
+
+
+def test_the_tab_key_reaches_all_that_a_mouse_does(tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(render_report(result()), encoding="utf-8")
+    with opened(path) as (page, said):
+        wanted = page.locator("figure, th button, summary, .modebar-btn, .legendtoggle")
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        wanted.evaluate_all("nodes => nodes.forEach((n, i) => { n.dataset.number = i; })")
+        reached = set()
+        for _ in range(3 * wanted.count()):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.dataset.number ?? null"))
+        assert {str(number) for number in range(wanted.count())} <= reached
+        # Enter on a name in the legend hides its line and its band, and shows them again.
+        figure = page.locator("figure", has=page.locator(".legendtoggle")).first
+        hidden = "node => node.data.filter((t) => t.visible === 'legendonly').length"
+        for lines in (2, 0):
+            page.wait_for_timeout(100)
+            figure.locator(".legendtoggle").first.focus()
+            page.keyboard.press("Enter")
+            page.wait_for_timeout(300)
+            assert figure.evaluate(hidden) == lines
+        assert said == []
+
+
+NAMES = [EVIL, "a & 'b' \"c\" <d>", "🙂 emoji", "שלום", "\u202eoverride", "x" * 120]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (400, "light")])
+def test_a_comparison_shows_names_as_they_are(tmp_path, width, scheme):
+    results = {name: result(name=name) for name in NAMES}
+    path = tmp_path / "compare.html"
+    write_comparison_page(compare(results), results, path)
+    with opened(path, width, scheme) as (page, said):
+        shown = page.locator("td:first-child").all_text_contents()
+        assert set(shown) == set(NAMES)
+        assert page.evaluate("window.evil") is None
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        legend = page.locator(".legendtext").all_text_contents()
+        assert {"a & 'b' \"c\" <d>", "🙂 emoji", "שלום"} <= set(legend)
+        assert said == []
+
+
+def every_figure():
+    """Return every figure that there is, by name."""
+    wide = {
+        f"L{layer}.block_input@{position}": 0.5
+        for layer in range(3)
+        for position in ["key", "value", *(f"value+{offset}" for offset in range(1, 25)), "query"]
+    }
+    controls = {"L1.block_input@other_value": 0.1}
+    tables = [make_rows(EFFECTS, n=40, right=36)]
+    tables.append(make_rows(controls, n=40, right=36, control="wrong position"))
+    runs = {"one": result(), "another": result({s: e / 2 for s, e in EFFECTS.items()})}
+    return figures(scored({"L1.block_input@value": 0.5}, result(tables=tables))) | {
+        "wide": heat_map(result(wide), "block_input"),
+        "long": profile(result(wide), "block_input"),
+        "triangle": mechanism_triangle(runs),
+        "scatter": accuracy_scatter(runs),
+        "bars": conv_width_bars({0: result(right=2), 4: result()}),
+        "training": training_dynamics(dynamics()),
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_figure_is_drawn_within_the_page(tmp_path, width, scheme):
+    """No text is cut at the sides, none is lost in the background, and the page does not scroll."""
+    drawn = every_figure()
+    path = tmp_path / "figures.html"
+    blocks = [Block(name, figures=[figure]) for name, figure in drawn.items()]
+    path.write_text(render_page("figures", blocks=blocks, results={}), encoding="utf-8")
+    with opened(path, width, scheme) as (page, said):
+        assert page.locator("figure .main-svg").count() >= len(drawn)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        cut = page.locator("figure").evaluate_all(
+            """nodes => nodes.flatMap((node) => {
+                 const box = node.getBoundingClientRect();
+                 return [...node.querySelectorAll("svg text")]
+                   .filter((text) => {
+                     const own = text.getBoundingClientRect();
+                     return own.width && (own.left < box.left - 1 || own.right > box.right + 1);
+                   })
+                   .map((text) => `${node.getAttribute("aria-label")}: ${text.textContent}`);
+               })"""
+        )
+        assert cut == []
+        ink = page.locator("figure .gtitle").evaluate_all("ns => ns.map((n) => n.style.fill)")
+        assert set(ink) == {"rgb(224, 224, 224)" if scheme == "dark" else "rgb(51, 51, 51)"}
+        assert said == []
