@@ -52,3 +52,16 @@ def test_the_picture_is_drawn_without_fetching_anything(tmp_path):
     drawn = (tmp_path / "demo.svg").read_text()
     assert "ar-mamba" in drawn
     assert "url(" not in drawn.replace("url(#", "")
+
+
+def test_the_picture_of_a_report_is_one(tmp_path):
+    from tests.core.browser import chromium
+
+    with chromium():  # skips where there is none
+        pass
+    load("report_picture").main(str(tmp_path / "report.png"), n=8)
+    drawn = (tmp_path / "report.png").read_bytes()
+    width, height = (int.from_bytes(drawn[at : at + 4], "big") for at in (16, 20))
+    assert width == 1040
+    assert 1000 < height < 2500
+    assert len(drawn) < 300_000

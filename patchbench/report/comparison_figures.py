@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _CORNERS = ("key", "value", "query")
 _LABELLED = 12
+_LONG = 32
 
 
 def mechanism_triangle(
@@ -55,7 +56,7 @@ def mechanism_triangle(
             a=[value],
             b=[key],
             c=[query],
-            name=label(name),
+            name=_short(name),
             mode="markers",
             cliponaxis=False,
             marker={"size": 12, **marker(index)},
@@ -68,12 +69,13 @@ def mechanism_triangle(
     which = "the middle layer" if layer is None else f"layer {layer}"
     figure.update_layout(
         **layout(
-            f"Where the association is, entering {which}<br>"
-            f"<sup>shares of Attrib, {label(corruption)} corrupted"
+            "Where the association is<br>"
+            f"<sup>shares of Attrib entering {which}, {label(corruption)} corrupted"
             + (f"; {len(left)} without a place" if left else "")
             + "</sup>",
             showlegend=len(figure.data) <= _LABELLED,
-        ),
+        )
+        | {"margin": {"l": 60, "r": 60, "t": 80, "b": 60}},
         height=480,
         ternary={
             "bgcolor": "rgba(0,0,0,0)",
@@ -118,7 +120,7 @@ def accuracy_scatter(
             y=[0.0 if effect is None else effect.value],
             error_x=bars([result.accuracy]),
             error_y=None if effect is None else bars([effect]),
-            name=label(name),
+            name=_short(name),
             mode="markers",
             marker={"size": 11, **marker(index), **({"color": GREY} if effect is None else {})},
             hovertext=(
@@ -186,12 +188,17 @@ def conv_width_bars(
             hoverinfo="text",
         )
     figure.update_layout(
-        **layout("By the width of the short convolution (0: none)", barmode="group"),
+        **layout("By the short convolution's width<br><sup>0: none</sup>", barmode="group"),
         height=400,
         xaxis=axis("width", type="category", categoryarray=[str(width) for width in widths]),
         yaxis=axis("accuracy, Attrib"),
     )
     return figure
+
+
+def _short(name: str) -> str:
+    """Return a name that a legend has room for; the hover has it in full."""
+    return label(name if len(name) <= _LONG else f"{name[: _LONG // 2]}…{name[-_LONG // 2 :]}")
 
 
 def _at(result: "Result", layer: int | None, corruption: str) -> dict[str, Estimate]:

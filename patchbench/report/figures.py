@@ -122,7 +122,7 @@ def heat_map(
         )
     figure.update_layout(
         **layout(_title(f"{component} by layer and position", run, metric)),
-        height=150 + (30 if len(layers) <= _TALL else 20) * max(3, len(layers)),
+        height=130 + (30 if len(layers) <= _TALL else 20) * max(3, len(layers)),
         # Where a page is narrower, the figure is scrolled.
         meta={"min_width": 150 + 36 * len(positions)},
         xaxis=axis("", type="category", categoryarray=[label(p) for p in positions]),
@@ -169,10 +169,10 @@ def profile(
 
 
 def _title(what: str, run: Mapping[str, Any], metric: str) -> str:
-    by = " by logit difference" if metric == "logit_diff" else ""
+    by = ", by logit difference" if metric == "logit_diff" else ""
     gate = " (below the gate: grey)" if run["reasons"] else ""
-    which = f"{run['corruption']} corrupted, {run['direction']}{gate}"
-    return f"Attrib of {label(what)}{by}<br><sup>{which}</sup>"
+    which = f"{run['corruption']} corrupted, {run['direction']}{by}{gate}"
+    return f"Attrib of {label(what)}<br><sup>{which}</sup>"
 
 
 def _is_placebo(position: str) -> bool:

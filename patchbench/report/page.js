@@ -27,7 +27,7 @@
       }
       return texts.flatMap((row, i) =>
         row
-          .map((text, j) => ({ curveNumber, pointNumber: [i, j], text }))
+          .map((text, j) => ({ curveNumber, xval: j, yval: i, text }))
           .filter((_, j) => trace.z[i][j] !== null),
       );
     });

@@ -70,7 +70,7 @@ def translucent(hexadecimal: str, alpha: float = 0.18) -> str:
 def layout(title: str, **more: Any) -> dict[str, Any]:
     """Return the layout of a figure: it has no background, so that it fits light and dark pages."""
     return {
-        "title": {"text": title, "font": {"size": 15}, "x": 0, "xref": "paper"},
+        "title": {"text": title, "font": {"size": 15}, "x": 0.015, "xref": "container"},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",

@@ -72,7 +72,9 @@ def token_strip(result: "Result") -> go.Figure | None:
         showlegend=False,
     )
     figure.update_layout(
-        **layout("The first example; * and a vermilion frame: what a corruption changes"),
+        **layout(
+            "The first example<br><sup>* and a vermilion frame: what a corruption changes</sup>"
+        ),
         height=90 + 52 * rows,
         xaxis={"visible": False, "range": [-0.6, TOKENS_A_ROW - 0.4], "fixedrange": True},
         yaxis={"visible": False, "range": [-rows + 0.4, 0.6], "fixedrange": True},
