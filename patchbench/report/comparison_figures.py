@@ -73,9 +73,8 @@ def mechanism_triangle(
             f"<sup>shares of Attrib entering {which}, {label(corruption)} corrupted"
             + (f"; {len(left)} without a place" if left else "")
             + "</sup>",
-            showlegend=len(figure.data) <= _LABELLED,
-        )
-        | {"margin": {"l": 60, "r": 60, "t": 80, "b": 60}},
+            showlegend=len(list(figure.data)) <= _LABELLED,
+        ),
         height=480,
         ternary={
             "bgcolor": "rgba(0,0,0,0)",
@@ -90,6 +89,7 @@ def mechanism_triangle(
             },
         },
     )
+    figure.update_layout(margin={"l": 60, "r": 60, "t": 80, "b": 60})
     return figure
 
 
@@ -135,7 +135,7 @@ def accuracy_scatter(
         **layout(
             f"Accuracy alone misleads<br><sup>{label(corruption)} corrupted; grey at 0: below the "
             "gate</sup>",
-            showlegend=len(figure.data) <= _LABELLED,
+            showlegend=len(list(figure.data)) <= _LABELLED,
         ),
         height=440,
         xaxis=axis("accuracy", range=[-0.03, 1.08]),

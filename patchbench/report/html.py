@@ -79,15 +79,11 @@ def render_report(result: "Result", *, dynamics: "pa.Table | None" = None) -> st
 
 def interval_text(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
     """Return "0.98 [0.97, 0.99]", "0.98" where there is no interval, "–" where there is nothing."""
-
-    def text(name: str) -> str:
-        return f"{round(estimate[name], digits) + 0.0:.{digits}f}"
-
     if estimate is None or estimate["value"] is None:
         return "–"
-    if estimate["low"] is None or estimate["high"] is None:
-        return text("value")
-    return f"{text('value')} [{text('low')}, {text('high')}]"
+    known = [estimate[name] for name in ("value", "low", "high") if estimate[name] is not None]
+    value, *limits = (f"{round(number, digits) + 0.0:.{digits}f}" for number in known)
+    return f"{value} [{', '.join(limits)}]" if len(limits) == 2 else value
 
 
 def _run(run: Mapping[str, Any], drawn: Mapping[str, Any]) -> Block:
