@@ -291,6 +291,7 @@ class Job:
                             shape = (len(interventions), len(self._batch))
                             values[name] = np.full(shape, np.nan)
                         values[name][work.number[mine], work.example[mine]] = column
+                del logits, part  # else they would be held while the next forward runs
         for number, intervention in enumerate(interventions):
             own = {name: column[number] for name, column in values.items()}
             self._writer.add_values(intervention, self._usable[intervention], own)
@@ -318,7 +319,10 @@ class Job:
                 continue
             blocks = len(self._model.blocks) - group.layer + 1
             tuner.note(size, chunk.tokens, blocks, self._clock() - started)
-            yield chunk.items, logits
+            found = chunk.items, logits
+            del logits  # nobody holds them while the next are computed
+            yield found
+            del found
             left = left[count:]
 
     def _tuner(self, group: Chunk) -> Tuner:

@@ -24,6 +24,9 @@ from patchbench.interventions import Intervention
 # Tokens of a patched forward, at most, for each of an unpatched one: without logits at every token
 # they take less memory.
 WIDER = 2
+# Documents of a patched forward, at most, for each that would fit in at full length: with more of
+# them their logits, and what is measured of them, outgrow an unpatched forward with all its logits.
+SHORTER = 2
 
 
 class Schedule:
@@ -56,8 +59,8 @@ class Schedule:
     def piece(self, group: Chunk, left: np.ndarray, tuner: Tuner, tricks: Set[str]) -> Chunk:
         """Return the next forward of a group, of which the items `left` are still to be run."""
         size = tuner.tokens
-        # The second bound is of the logits, (items, vocabulary).
-        most = max(1, min(size // (group.end - group.cut), size // (2 * WIDER)))
+        whole = size // self._length
+        most = max(1, min(size // (group.end - group.cut), SHORTER * whole))
         if "repeat" not in tricks:
             most = len(left)
         # Equal parts, rather than a small rest.
