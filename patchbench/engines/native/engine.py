@@ -291,7 +291,8 @@ class Job:
                             shape = (len(interventions), len(self._batch))
                             values[name] = np.full(shape, np.nan)
                         values[name][work.number[mine], work.example[mine]] = column
-                del logits, part  # else they would be held while the next forward runs
+                    del part
+                del logits  # else held, like `part`, while the next forward runs
         for number, intervention in enumerate(interventions):
             own = {name: column[number] for name, column in values.items()}
             self._writer.add_values(intervention, self._usable[intervention], own)
