@@ -71,7 +71,8 @@ class LoadedModel:
         embedding = self.model.get_input_embeddings()
         weight: Any = embedding.weight
         if weight.device.type == "meta":  # accelerate brings them from the CPU or the disk
-            return str(torch.device(getattr(embedding, "_hf_hook").execution_device))  # noqa: B009
+            hook: Any = embedding._hf_hook
+            return str(torch.device(hook.execution_device))
         return str(weight.device)
 
     @property

@@ -127,7 +127,7 @@ class _Worker:
 
     def __init__(self, place: Mapping[str, str], threads: int) -> None:
         self.place = place
-        # As long as the process, and no block.
+        # It lives as long as the process, so no `with` can close it.
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             # -P: what lies in the working directory is not imported in place of what is installed.

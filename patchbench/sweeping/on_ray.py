@@ -12,6 +12,7 @@ goes on from the last checkpoint.
 """
 
 import os
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -107,13 +108,14 @@ class RayExecutor:
         if self._address is None:
             more = {"num_cpus": self.slots * self.threads, "include_dashboard": False}
         try:
+            _knock(self._address)
             self._ray.init(
                 address=self._address or "local",
                 log_to_driver=False,
                 logging_level="error",
                 **more,
             )
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(
                 f"no Ray cluster at {self._address!r} ({reason})",
@@ -137,6 +139,13 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())[:200]
             return Outcome(name=job.run.name, error=f"its worker was lost: {reason}")
+
+
+def _knock(address: str | None) -> None:
+    """Raise `OSError` if nobody listens there, which Ray would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _import_ray() -> Any:

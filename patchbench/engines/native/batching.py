@@ -11,11 +11,13 @@ Use:
     for chunk in plan(work, items, ...): ...
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from patchbench.engines.native.forward import Chunk
 from patchbench.engines.native.work import Work
@@ -161,3 +163,15 @@ class Tuner:
 
     def _sizes(self) -> list[int]:
         return list(dict.fromkeys(max(1, self.largest // step) for step in self.LADDER))
+
+
+def seconds_worked(device: str) -> float:
+    """Return the seconds that a device has worked, as far as that can be told, from any start."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return time.process_time()  # another process on the machine does not count
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+    elif kind == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter()

@@ -12,7 +12,6 @@ unpatched run left, and share forwards where that is faster. Each of these trick
 the plain path before it is relied on.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,7 +24,7 @@ from torch import nn
 from patchbench.adapters.hook_map import HookPoint
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
-from patchbench.engines.native.batching import OVERHEAD, Tuner
+from patchbench.engines.native.batching import OVERHEAD, Tuner, seconds_worked
 from patchbench.engines.native.blocks import Blocks
 from patchbench.engines.native.forward import Chunk, Runner
 from patchbench.engines.native.recording import Recording
@@ -243,7 +242,7 @@ class Job:
         needed = documents_at(work, self._cuts)
         problem = past.at_cuts(recording.tokens, needed)
         if problem is None and past.nbytes > _PAST * self._engine.cache_bytes:
-            problem = f"the past takes {past.nbytes / 2**20:.0f} MiB: raise cache_bytes"
+            problem = f"the past takes {past.nbytes / 2**20:.0f} MiB: smaller batches take less"
         self._drop("position", problem)
 
     def _check(self) -> None:
@@ -303,7 +302,7 @@ class Job:
         while len(left):
             chunk = self._schedule.piece(group, left, tuner, self._model.tricks)
             size, count = tuner.tokens, len(chunk.items)
-            started = self._clock()
+            started = seconds_worked(self._loaded.device)
             try:
                 logits = self._runner.logits(chunk)
             except torch.OutOfMemoryError as error:
@@ -319,11 +318,10 @@ class Job:
                 self._note(["native: out of memory: patched forwards were halved"])
                 continue
             blocks = len(self._model.blocks) - group.layer + 1
-            tuner.note(size, chunk.tokens, blocks, self._clock() - started)
-            found = chunk.items, logits
+            seconds = seconds_worked(self._loaded.device) - started
+            tuner.note(size, chunk.tokens, blocks, seconds)
+            yield chunk.items, logits
             del logits  # nobody holds them while the next are computed
-            yield found
-            del found
             left = left[count:]
 
     def _tuner(self, group: Chunk) -> Tuner:
@@ -331,17 +329,6 @@ class Job:
         kind = self._work.slow[number]
         largest = WIDER * len(self._batch) * self._batch.length
         return self._model.tuners.setdefault(kind, Tuner(largest=largest))
-
-    def _clock(self) -> float:
-        """Return the seconds that the device has worked, as far as that can be told."""
-        device = torch.device(self._loaded.device)
-        if device.type == "cpu":
-            return time.process_time()  # another process on the machine does not count
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()
-        return time.perf_counter()
 
     def _drop(self, trick: str, problem: str | None) -> bool:
         """Switch a trick off if there is a problem."""

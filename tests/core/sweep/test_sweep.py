@@ -14,7 +14,15 @@ from patchbench.sweeping.folder import SweepFolder
 from patchbench.sweeping.job import Job, Outcome, attempt
 from patchbench.sweeping.local import cores
 from patchbench.training import ModelSpec, Trained, train
-from tests.core.sweep.tiny_sweep import EVALUATION, QUICK, TASK, content, run, sweep_of
+from tests.core.sweep.tiny_sweep import (
+    EVALUATION,
+    QUICK,
+    TASK,
+    checkpoints,
+    content,
+    run,
+    sweep_of,
+)
 
 GOOD, GRID = run(), run("b-s1", seed=1, lr="auto", lr_grid=[1e-3, 1e-2])
 BAD = run("bad-s0", lr=1e30, clip=0.0, steps=40)
@@ -196,7 +204,7 @@ def test_a_worker_that_is_killed_costs_no_more_than_steps(inline, tmp_path):
 
     def kill_at_a_checkpoint():
         while not stop.is_set():
-            if list(out.glob("runs/long-s0/work/*/checkpoints/*/complete")) and not killed:
+            if checkpoints(out) and not killed:
                 killed.extend(children(os.getpid()))
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from safetensors.torch import load_file
 
 from patchbench.recipes import RunConfig, SweepConfig
 from patchbench.training import Trained
+from patchbench.training.folder import WORK
 
 TASK = {"num_pairs": 2, "num_keys": 4, "num_values": 4}
 QUICK = {
@@ -28,6 +29,11 @@ def run(name="a-s0", *, arch="delta_net", seed=0, **training):
 
 def sweep_of(*runs):
     return SweepConfig(recipe="tiny", runs=runs)
+
+
+def checkpoints(out, name="long-s0"):
+    """Return what marks the whole checkpoints that a run of the sweep in `out` has by now."""
+    return list((out / "runs" / name / WORK).glob("*/checkpoints/*/complete"))
 
 
 def content(folder):
