@@ -4,7 +4,8 @@
     python examples/train_presets.py --out runs --preset tiny --arch mamba --arch based
     python examples/train_presets.py --out runs --bundle              # from what is in runs
 
-A run that is there is not repeated, a killed one goes on. The records are written into a checkout
+A run that is there is not repeated; a killed one begins again, for its record tells what the whole
+of it takes. The records are written into a checkout
 (`patchbench/training/records.json`), the models into `adapters/weights/`.
 """
 
@@ -20,9 +21,9 @@ import typer
 
 from patchbench import Result, evaluate, load_model
 from patchbench.adapters import bundled
-from patchbench.common import atomic_write
+from patchbench.common import UserError, atomic_write
 from patchbench.training import Trained, presets, train
-from patchbench.training.folder import FILE, RESULT
+from patchbench.training.folder import FILE, RESULT, read_folder
 
 POSITIONS = ("key", "value", "value+1", "query")
 RECORDS_FILE = Path(presets.__file__).with_name(presets.RECORDS)
@@ -71,11 +72,13 @@ def run(place: Path, key: Key, seed: int, file: Path) -> dict[str, Any]:
     family, name, arch = key
     preset = presets.PRESETS[family, name][arch]
     flags = f"--arch {arch} --task {family} --preset {name} --seed {seed}"
+    finished = (place / FILE).exists() and read_folder(place).finished
     started = time.process_time()
     trained = train(
         preset.spec(),
         preset.load_task(seed),
         out=place,
+        overwrite=not finished,
         device="cpu",
         command=f"patchbench train {flags} --out {place.name}",
         seed=seed,
@@ -85,9 +88,11 @@ def run(place: Path, key: Key, seed: int, file: Path) -> dict[str, Any]:
     before = json.loads(file.read_text())["records"] if file.exists() else []
     known = {(r["family"], r["preset"], r["arch"], r["seed"]): r for r in before}
     earlier = known.get((*key, seed))
-    # A run that was there already says nothing of its time.
-    cost = earlier["cpu_seconds"] if earlier and seconds < 5 else round(seconds, 1)
-    known[*key, seed] = record(trained, key, seed, cost)
+    if finished:  # which says nothing of its time
+        if earlier is None or earlier["accuracy"] != trained.result.summary["accuracy"]:
+            raise UserError(f"{place} is there, and no record of its time", "remove it to run it")
+        seconds = earlier["cpu_seconds"]
+    known[*key, seed] = record(trained, key, seed, round(seconds, 1))
     with atomic_write(file) as temporary:
         lines = ",\n".join(json.dumps(known[k]) for k in sorted(known))
         temporary.write_text('{"records": [\n' + lines + "\n]}\n")

@@ -35,6 +35,11 @@ from patchbench.cli_tracking import (
 from patchbench.common import UserError
 
 _LIST = "list"
+# Options by their group in --help.
+_model = partial(typer.Option, rich_help_panel="Model")
+_data = partial(typer.Option, rich_help_panel="Task and data")
+_optimiser = partial(typer.Option, rich_help_panel="Optimiser")
+_watching = partial(typer.Option, rich_help_panel="Watching")
 
 
 def train(
@@ -57,87 +62,103 @@ def train(
             "them. list shows what they reached.",
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps; or --epochs.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over a fixed set.")] = None,
+    steps: Annotated[int | None, _optimiser(help="Optimiser steps; or --epochs.")] = None,
+    epochs: Annotated[float | None, _optimiser(help="Passes over a fixed set.")] = None,
     width: Annotated[
-        int | None, typer.Option(help="Width of the residual stream.  [default: 64]")
+        int | None,
+        _model(help="Width of the residual stream.  [default: 64]"),
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers.  [default: 2]")] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads per mixer.  [default: 1]")] = None,
-    init: Annotated[str | None, typer.Option(help="normal or pytorch.  [default: normal]")] = None,
+    layers: Annotated[int | None, _model(help="Layers.  [default: 2]")] = None,
+    heads: Annotated[int | None, _model(help="Heads per mixer.  [default: 1]")] = None,
+    init: Annotated[
+        str | None,
+        _model(help="normal or pytorch.  [default: normal]"),
+    ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the mixers or of the model."),
+        _model(metavar="NAME=VALUE", help="An option of the mixers or of the model."),
     ] = None,
     init_from: Annotated[
-        str | None, typer.Option(help="Hub id or folder of weights to start from.")
+        str | None,
+        _model(help="Hub id or folder of weights to start from."),
     ] = None,
     lr: Annotated[
         str | None,
-        typer.Option(help="Learning rate; auto chooses by dev loss.  [default: 1e-3]"),
+        _optimiser(help="Learning rate; auto chooses by dev loss.  [default: 1e-3]"),
     ] = None,
     lr_grid: Annotated[
         str | None,
-        typer.Option(help="The rates that auto tries.  [default: 3e-4,1e-3,3e-3,1e-2]"),
+        _optimiser(help="The rates that auto tries.  [default: 3e-4,1e-3,3e-3,1e-2]"),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Examples per step.  [default: 32]")
+        int | None,
+        _optimiser(help="Examples per step.  [default: 32]"),
     ] = None,
     warmup: Annotated[
-        float | None, typer.Option(help="Share of the steps below 1, else steps.  [default: 0.1]")
+        float | None,
+        _optimiser(help="Share of the steps below 1, else steps.  [default: 0.1]"),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="constant, linear or cosine.  [default: cosine]")
+        str | None,
+        _optimiser(help="constant, linear or cosine.  [default: cosine]"),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="fixed (a set, repeated) or fresh.  [default: fixed]")
+        str | None,
+        _data(help="fixed (a set, repeated) or fresh.  [default: fixed]"),
     ] = None,
     train_n: Annotated[
-        int | None, typer.Option(help="Rows of the fixed set.  [default: 100032]")
+        int | None,
+        _data(help="Rows of the fixed set.  [default: 100032]"),
     ] = None,
     curriculum: Annotated[
         list[str] | None,
-        typer.Option(
+        _data(
             metavar="NAME=VALUE:STEPS", help="An easier task to begin with, as num_pairs=2:1500."
         ),
     ] = None,
-    dev_n: Annotated[int | None, typer.Option(help="Rows of dev.  [default: 512]")] = None,
+    dev_n: Annotated[int | None, _data(help="Rows of dev.  [default: 512]")] = None,
     test_n: Annotated[
-        int | None, typer.Option(help="Rows of test, for the Result.  [default: 1024]")
+        int | None,
+        _data(help="Rows of test, for the Result.  [default: 1024]"),
     ] = None,
     stop_at: Annotated[
-        float | None, typer.Option(help="Stop when dev accuracy reaches this.  [default: never]")
+        float | None,
+        _watching(help="Stop when dev accuracy reaches this.  [default: never]"),
     ] = None,
     log_every: Annotated[
-        int | None, typer.Option(help="Steps between dev evaluations.  [default: 1/40 of all]")
+        int | None,
+        _watching(help="Steps between dev evaluations.  [default: 1/40 of all]"),
     ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints.  [default: --log-every]")
+        int | None,
+        _watching(help="Steps between checkpoints.  [default: --log-every]"),
     ] = None,
     dynamics_every: Annotated[
         int | None,
-        typer.Option(help="Steps between interchange metrics; 0: none.  [default: 1/20 of all]"),
+        _watching(help="Steps between interchange metrics; 0: none.  [default: 1/20 of all]"),
     ] = None,
     dynamics_n: Annotated[
-        int | None, typer.Option(help="Rows of dev for them.  [default: 64]")
+        int | None,
+        _watching(help="Rows of dev for them.  [default: 64]"),
     ] = None,
     dynamics_components: Annotated[
-        str | None, typer.Option(help="Hook points for them, by comma.  [default: block_input]")
+        str | None,
+        _watching(help="Hook points for them, by comma.  [default: block_input]"),
     ] = None,
     clip: Annotated[
-        float | None, typer.Option(help="Largest gradient norm; 0: any.  [default: 1]")
+        float | None,
+        _optimiser(help="Largest gradient norm; 0: any.  [default: 1]"),
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of AdamW.  [default: 0]")] = None,
+    weight_decay: Annotated[float | None, _optimiser(help="Of AdamW.  [default: 0]")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="float32, or bfloat16 (mixed).  [default: float32]")
+        str | None,
+        _optimiser(help="float32, or bfloat16 (mixed).  [default: float32]"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights and the data's order.")] = 0,
-    task_seed: Annotated[
-        int | None, typer.Option(help="Seed of the task.  [default: --seed]")
-    ] = None,
+    seed: Annotated[int, _optimiser(help="Of the weights and the data's order.")] = 0,
+    task_seed: Annotated[int | None, _data(help="Seed of the task.  [default: --seed]")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Override a field of the task's config."),
+        _data("--set", metavar="NAME=VALUE", help="Override a field of the task's config."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
     threads: Annotated[
@@ -210,6 +231,7 @@ def train(
     from patchbench.training.config import AUTO
     from patchbench.training.processes import is_main_process
 
+    silent = quiet or as_json or not is_main_process()
     if preset is not None:
         from patchbench.training.presets import find_preset
 
@@ -219,7 +241,7 @@ def train(
         task, changes, model, settings = (
             chosen.task, dict(chosen.overrides), dict(chosen.model), dict(chosen.settings)
         )  # fmt: skip
-        if not quiet and not as_json:
+        if not silent:
             terminal.print_line(f"preset {preset}: {chosen.describe()}")
     if lr_grid is not None and settings.get("lr") != AUTO:
         raise UserError("--lr-grid is for --lr auto", "give that too, or drop --lr-grid")
@@ -232,7 +254,7 @@ def train(
     try:
         with (
             tracked_training(tracking, tell=partial(typer.echo, err=True)) as loggers,
-            training_bar(quiet=quiet or as_json) as progress,
+            training_bar(quiet=silent) as progress,
         ):
             trained = run(
                 spec,
@@ -249,6 +271,8 @@ def train(
         raise Interrupted(
             "interrupted; the same command goes on from the last checkpoint"
         ) from None
+    if not is_main_process():
+        return
     if as_json:
         content = {
             "rate": trained.rate,
@@ -261,13 +285,12 @@ def train(
     else:
         print_trained(trained, quiet=quiet)
         typer.echo(f"written: {out}")
-    if is_main_process():
-        if report:
-            from patchbench.report.html import FILE, write_report
-            from patchbench.report.training_figures import read_dynamics
+    if report:
+        from patchbench.report.html import FILE, write_report
+        from patchbench.report.training_figures import read_dynamics
 
-            write_report(trained.result, out / FILE, dynamics=read_dynamics(out))
-        send({out.name: trained.result}, tracking, {out.name: out / "result"})
+        write_report(trained.result, out / FILE, dynamics=read_dynamics(out))
+    send({out.name: trained.result}, tracking, {out.name: out / "result"})
 
 
 def _number(text: str) -> float:

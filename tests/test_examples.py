@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import patchbench as pb
+from patchbench import training
 from patchbench.adapters import bundled
+from patchbench.training import presets
 from patchbench.training.presets import records
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -45,6 +48,37 @@ def test_a_preset_reaches_again_what_is_recorded_and_is_bundled(tmp_path, monkey
     assert result.summary["model"]["name"] == "patchbench/ar-delta_net"
     # Where it was made is nobody's business.
     assert not any(str(tmp_path) in file.read_text() for file in folder.rglob("*.json"))
+
+
+def test_a_record_tells_the_time_of_a_whole_run(tmp_path, monkeypatch):
+    """A killed run begins again, and one whose time nobody knows is not recorded."""
+    script, key = load("train_presets"), ("ar", "tiny", "delta_net")
+    by_arch = dict(presets.PRESETS["ar", "tiny"])
+    settings = {"steps": 6, "lr": 1e-3, "train_n": 64, "dev_n": 16, "test_n": 8, "log_every": 2}
+    by_arch["delta_net"] = replace(by_arch["delta_net"], settings=settings)
+    monkeypatch.setattr(presets, "PRESETS", {("ar", "tiny"): by_arch})
+    monkeypatch.setattr("patchbench.training.watcher._SECONDS_BETWEEN_REPORTS", -1)
+    begun: list[int] = []
+
+    def interrupted(*arguments, **settings):
+        def stop(rate, done, *rest):
+            begun.append(done)
+            if done == 4 and len(begun) == 4:
+                raise KeyboardInterrupt
+
+        return training.train(*arguments, progress=stop, **settings)
+
+    monkeypatch.setattr(script, "train", interrupted)
+    place, file = tmp_path / "run", tmp_path / "records.json"
+    with pytest.raises(KeyboardInterrupt):
+        script.run(place, key, 0, file)
+    made = script.run(place, key, 0, file)
+    assert begun == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6]
+    assert made["steps"] == 6
+    assert script.run(place, key, 0, file) == made  # of a finished run the recorded time
+    file.unlink()
+    with pytest.raises(pb.UserError, match="no record of its time"):
+        script.run(place, key, 0, file)
 
 
 def test_the_picture_is_drawn_without_fetching_anything(tmp_path):

@@ -78,6 +78,11 @@ class Trained:
         folder = read_folder(Path(path))
         if not folder.finished:
             raise UserError(f"{path} is not finished", "give the same training command again")
+        for pattern in ("config.json", "model*.safetensors", RESULT):
+            if not any(folder.path.glob(pattern)):
+                raise UserError(
+                    f"{path} is damaged: {pattern} is missing", "train again with --overwrite"
+                )
         return cls(
             path=folder.path,
             result=Result.load(folder.path / RESULT),
@@ -130,9 +135,10 @@ def train(
     if evaluation:
         identity["evaluation"] = dict(evaluation)
     if is_main_process():
-        folder = TrainFolder.open(out, identity, overwrite=overwrite)
+        start = model.init_from if isinstance(model, ModelSpec) else model.name_or_path
+        folder = TrainFolder.open(out, identity, overwrite=overwrite, keep=start)
     else:
-        folder = TrainFolder(path=Path(out), content={"config": identity, "status": "running"})
+        folder = TrainFolder.followed(out, identity, overwrite=overwrite)
     if folder.finished:
         return Trained.load(folder.path)
 

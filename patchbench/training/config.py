@@ -59,10 +59,9 @@ class TrainConfig:
         test_n: rows of test, for the final Result.
         stop_at: dev accuracy at which training stops.
         log_every: steps between logged losses and dev evaluations; a fortieth of all when None.
-        checkpoint_every: steps between checkpoints, a multiple of `log_every`, which it is when
-            None.
-        dynamics_every: steps between measurements of the mechanism, a multiple of `log_every`;
-            0 for none; about a twentieth of all when None.
+        checkpoint_every: steps between checkpoints; `log_every` when None.
+        dynamics_every: steps between measurements of the mechanism; 0 for none; about a twentieth
+            of all when None. At each, and at each checkpoint, losses are logged as well.
         dynamics_n: dev rows that they use.
         dynamics_components: components that they patch, in all layers.
         clip: largest norm of the gradient; 0 for any.
@@ -132,13 +131,6 @@ class TrainConfig:
         self._check_length()
         if self.dynamics_distance and not self.dynamics_components:
             raise UserError("dynamics_components names none", "name one, or take dynamics_every=0")
-        for name in ("checkpoint_every", "dynamics_every"):
-            value = getattr(self, name)
-            if value is not None and value % self.log_distance:
-                raise UserError(
-                    f"{name}={value} is no multiple of log_every={self.log_distance}",
-                    f"for example {name}={-(-value // self.log_distance) * self.log_distance}",
-                )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "TrainConfig":
@@ -221,6 +213,11 @@ class TrainConfig:
             raise UserError(
                 f"curriculum {list(self.curriculum)} leaves no step of {self.total_steps}",
                 "give more --steps",
+            )
+        if self.warmup_steps and self.warmup_steps >= self.total_steps:
+            raise UserError(
+                f"warmup={self.warmup:g} leaves no step of {self.total_steps} at the full rate",
+                "give a shorter --warmup (below 1 it is a share of the steps), or more --steps",
             )
 
 

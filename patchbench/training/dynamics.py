@@ -4,7 +4,7 @@ Use:
 
     dynamics = Dynamics(model, task, n=64, components=("block_input",), path=folder / FILE)
     effects = dynamics.measure(step, record)       # {"L1.block_input@value": 0.98, …}
-    dynamics.forget_after(step)                    # when training resumes from a checkpoint
+    dynamics.go_on(step, every=50)                 # when training resumes from a checkpoint
 
 Each measurement adds one row per site to a parquet file. The key is corrupted and the clean
 activation put back. An Attrib is null while the corruption costs too little for a ratio to mean
@@ -96,12 +96,29 @@ class Dynamics:
         self._path = path
         try:
             self._table = pq.read_table(path) if path.exists() else SCHEMA.empty_table()
-        except pa.ArrowInvalid:
-            raise UserError(f"{path} is damaged", "begin again with --overwrite") from None
+        except (pa.ArrowException, OSError):
+            raise self._damaged() from None
+        if not self._table.schema.equals(SCHEMA):
+            raise self._damaged()
 
-    def forget_after(self, step: int) -> None:
-        """Drop what was measured after `step`."""
+    def go_on(self, step: int, every: int) -> None:
+        """Keep what was measured up to `step`, drop what came later.
+
+        Args:
+            step: of the checkpoint from which training resumes; 0 for none.
+            every: steps between measurements.
+
+        Raises:
+            UserError: a measurement up to `step` is not in the file, which would have a gap.
+        """
         self._table = self._table.filter(pc.field("step") <= step)
+        if not set(range(every, step + 1, every)) <= set(self._table["step"].to_pylist()):
+            raise self._damaged()
+
+    def _damaged(self) -> UserError:
+        return UserError(
+            f"{self._path} is damaged or missing", "put it back, or begin again with --overwrite"
+        )
 
     def measure(self, step: int, record: Mapping[str, float]) -> dict[str, float]:
         """Measure, write, and return Attrib by site where it means something.

@@ -52,7 +52,12 @@ class TrainFolder:
 
     @classmethod
     def open(
-        cls, path: str | Path, identity: Mapping[str, Any], *, overwrite: bool = False
+        cls,
+        path: str | Path,
+        identity: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        keep: str | None = None,
     ) -> "TrainFolder":
         """Return a new folder, of which nothing is on disk yet, or one of this configuration.
 
@@ -60,13 +65,16 @@ class TrainFolder:
             path: the folder.
             identity: everything that the outcome depends on, ready for JSON but for tuples.
             overwrite: whether to give up a training that is there.
+            keep: what training starts from, which must not be given up, if it is a path.
 
         Raises:
             UserError: it holds something else, or cannot be written.
         """
         path = Path(path)
-        identity = json.loads(json.dumps(dict(identity)))
-        if os.path.exists(path) and (not path.is_dir() or _items(path)):
+        identity = _plain(identity)
+        with explained(path):
+            occupied = os.path.exists(path) and (not path.is_dir() or _items(path))
+        if occupied:
             content = _read(path)
             if not overwrite:
                 different = differences(content["config"], identity)
@@ -80,9 +88,28 @@ class TrainFolder:
                         "choose another --out or pass --overwrite",
                     )
                 return cls(path=path, content=content)
-        check_writable(path, overwrite=True)
+        check_writable(path, overwrite=True, keep=[keep if keep and os.path.exists(keep) else None])
         content = {"schema": SCHEMA, "version": VERSION, "config": identity, "status": "new"}
         return cls(path=path, content=content, overwrite=overwrite)
+
+    @classmethod
+    def followed(
+        cls, path: str | Path, identity: Mapping[str, Any], *, overwrite: bool = False
+    ) -> "TrainFolder":
+        """Return the folder for a process that leaves writing, and errors, to the main one.
+
+        Args:
+            path: as the main process opens it.
+            identity: likewise.
+            overwrite: likewise.
+        """
+        path = Path(path)
+        identity = _plain(identity)
+        if not overwrite and (path / FILE).is_file():
+            content = _read(path)
+            if content["config"] == identity:
+                return cls(path=path, content=content)
+        return cls(path=path, content={"config": identity, "status": "running"})
 
     @contextmanager
     def held(self) -> Iterator["TrainFolder"]:
@@ -97,7 +124,8 @@ class TrainFolder:
             if folder.content["status"] == "new":
                 with explained(self.path):
                     for item in _items(self.path):
-                        shutil.rmtree(item) if item.is_dir() else item.unlink()
+                        linked = item.is_symlink()  # to a larger disk, say: what is there stays
+                        shutil.rmtree(item) if item.is_dir() and not linked else item.unlink()
                 folder.record(status="running")
             yield folder
 
@@ -131,6 +159,11 @@ def read_folder(path: Path) -> TrainFolder:
     return TrainFolder(path=path, content=_read(path))
 
 
+def _plain(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what JSON makes of it: lists for tuples."""
+    return json.loads(json.dumps(dict(identity)))
+
+
 def _items(path: Path) -> list[Path]:
     """Return what is in a folder; what tells that it is a training comes last, to be removed so."""
     items = (item for item in path.iterdir() if item.name != LOCK)
@@ -139,10 +172,12 @@ def _items(path: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     file = path / FILE
-    if not file.is_file():
-        raise UserError(f"{path} exists and is no training", "choose another --out")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} exists and is no training", "choose another --out") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})", _INSTEAD) from None
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error})", _INSTEAD) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:

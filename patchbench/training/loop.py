@@ -96,6 +96,9 @@ def run_fit(
         report_to: loggers of transformers, as in "wandb".
     """
     checkpoint = last_checkpoint(folder)
+    if dynamics is not None:
+        step = step_of(checkpoint) if checkpoint else 0
+        dynamics.go_on(step, every=config.dynamics_distance)
     if checkpoint is not None and (fit := _ended(checkpoint, rate, config)) is not None:
         return fit
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,8 +106,6 @@ def run_fit(
         watcher = Watcher(config, rate, dev, dynamics, progress)
         arguments = _arguments(config, rate, folder / CHECKPOINTS, device, report_to)
         trainer = AnswerTrainer(model, arguments, batches, watcher)
-        if dynamics is not None:
-            dynamics.forget_after(step_of(checkpoint) if checkpoint else 0)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Diverged as error:

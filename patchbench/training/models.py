@@ -66,6 +66,10 @@ class ModelSpec:
             value = getattr(self, name)
             if value is not None and value > most:
                 raise UserError(f"{name}={value}", f"at most {most:,} are possible")
+        if self.width is not None and self.width < 2:
+            raise UserError(
+                f"width={self.width}", "at least 2 is needed: a norm over one number forgets it"
+            )
         for name, instead in _FIXED.items():
             if name in self.options:
                 raise UserError(f"{name} is no option", instead)

@@ -66,17 +66,23 @@ class Watcher(TrainerCallback):
     ) -> None:
         self.config, self._rate, self._dev = config, rate, dev
         self._dynamics, self._progress = dynamics, progress
+        distances = (config.log_distance, config.checkpoint_distance, config.dynamics_distance)
+        self._distances = {distance for distance in distances if distance}
         self._losses: list[Tensor] = []
         self._hits: list[Tensor] = []
         self._known: dict[str, float] = {}
         self._reported = 0.0
 
     def add(self, loss: Tensor, logits: Tensor, answer: Tensor) -> None:
-        """Take one step's loss; on a CPU, where looking costs nothing, refuse NaN at once."""
+        """Take one step's loss; on a CPU, where looking costs nothing, refuse NaN at once.
+
+        Several processes look together later: one that left alone would be waited for.
+        """
         loss = loss.detach()
         self._losses.append(loss)
         self._hits.append((logits.detach().argmax(-1) == answer).float().mean())
-        if loss.device.type == "cpu" and not math.isfinite(loss.item()):
+        alone = loss.device.type == "cpu" and self.trainer.args.world_size == 1
+        if alone and not math.isfinite(loss.item()):
             self._diverge(self.trainer.state.global_step + 1, "training")
 
     def on_train_begin(
@@ -96,9 +102,9 @@ class Watcher(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Evaluate, log, stop and ask for a checkpoint when it is time."""
-        step, config = state.global_step, self.config
+        step = state.global_step
         last = step == state.max_steps
-        if step % config.log_distance == 0 or last:
+        if last or any(step % distance == 0 for distance in self._distances):
             self._pause(step, last, state, control)
         now = time.monotonic()
         if self._progress is not None and (last or now - self._reported > _SECONDS_BETWEEN_REPORTS):
@@ -137,16 +143,16 @@ class Watcher(TrainerCallback):
 
     def _look(self, step: int) -> dict[str, float]:
         """Return losses and accuracies: of training since the last look, and of dev now."""
-        losses = torch.stack(self._losses)
-        bad = torch.nonzero(~losses.isfinite())
+        losses, hits = self._gathered(self._losses), self._gathered(self._hits)
+        bad = torch.nonzero(~losses.isfinite().all(0))
         if len(bad):
-            self._diverge(step - len(losses) + int(bad[0]) + 1, "training")
+            self._diverge(step - losses.shape[1] + int(bad[0]) + 1, "training")
         dev_loss, dev_accuracy = self._evaluate()
         if not math.isfinite(dev_loss):
             self._diverge(step, "dev")
         record = {
             "loss": losses.double().mean().item(),
-            "accuracy": torch.stack(self._hits).double().mean().item(),
+            "accuracy": hits.double().mean().item(),
             "dev_loss": dev_loss,
             "dev_accuracy": dev_accuracy,
             "learning_rate": self.trainer._get_learning_rate(),
@@ -154,6 +160,10 @@ class Watcher(TrainerCallback):
         self._losses.clear()
         self._hits.clear()
         return record
+
+    def _gathered(self, values: list[Tensor]) -> Tensor:
+        """Return what every process has of each step: (processes, steps)."""
+        return cast(Tensor, self.trainer.accelerator.gather(torch.stack(values)[None]))
 
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float]:

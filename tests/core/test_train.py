@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 import patchbench as pb
 from patchbench.training import ModelSpec, TrainConfig, Trained, data, train
 from patchbench.training.dynamics import SCHEMA
-from patchbench.training.folder import TrainFolder
 from tests.core.tiny_training import QUICK, SPEC, TASK
 from tests.tiny_models import tiny
 
@@ -200,21 +199,6 @@ def test_a_killed_run_resumes_to_bit_equal_weights(kind, tmp_path):
     assert tables[0].equals(tables[1])
 
 
-def test_the_rate_is_chosen_by_dev_loss_and_the_grid_is_in_the_result(task, tmp_path):
-    trained = train(
-        SPEC, task, out=tmp_path / "run", lr="auto", lr_grid=[1e-4, 1e-2], **{**QUICK, "steps": 40}
-    )
-    losses = {line["rate"]: line["dev_loss"] for line in trained.grid}
-    assert losses[1e-2] < losses[1e-4]
-    assert trained.rate == 1e-2
-    recorded = trained.result.provenance["training"]
-    assert recorded["grid"] == trained.grid
-    assert recorded["rate"] == 1e-2
-    alone = train(SPEC, task, out=tmp_path / "alone", lr=1e-2, **{**QUICK, "steps": 40})
-    assert equal(weights(trained.path), weights(alone.path))
-    assert alone.history[-1]["dev_loss"] == losses[1e-2]
-
-
 def test_nan_stops_and_keeps_the_last_good_checkpoint(task, tmp_path):
     model = SPEC.build(task, 0)
     steps = []
@@ -234,16 +218,6 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(task, tmp_path):
     assert str(kept) in str(error.value)
     assert all(tensor.isfinite().all() for tensor in weights(kept).values())
     assert not (tmp_path / "run" / "result").exists()
-
-
-def test_a_rate_that_diverges_loses_the_grid(task, tmp_path):
-    trained = train(
-        ModelSpec(arch="attention", width=16), task, out=tmp_path / "run", lr="auto",
-        lr_grid=[1e-3, 1e30], warmup=0, clip=0, dynamics_every=0, **QUICK,
-    )  # fmt: skip
-    assert trained.rate == 1e-3
-    assert "NaN" in trained.grid[1]["diverged"]
-    assert trained.grid[1]["dev_loss"] is None
 
 
 def test_another_configuration_is_refused_with_the_difference(solved, task):
@@ -289,9 +263,3 @@ def test_epochs_count_rows():
     assert config.total_steps == 50_016
     assert config.warmup_steps == 5001
     assert data.EVALUATION_BATCH % config.batch_size == 0
-
-
-def test_learning_rates_that_print_alike_have_folders_of_their_own(tmp_path):
-    """Sharing one, the second would go on where the first ended."""
-    folder = TrainFolder.open(tmp_path / "run", {})
-    assert folder.work(1e-3) != folder.work(0.0010000001)

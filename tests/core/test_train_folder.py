@@ -2,7 +2,10 @@
 
 import errno
 import json
+import shutil
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -49,7 +52,7 @@ def same(first, second):
     )
 
 
-def interrupt(task, out, step=9):
+def interrupt(task, out, step=9, **more):
     """Leave a training as one that was interrupted after so many steps; return its work."""
 
     def stop(rate, done, *rest):
@@ -59,7 +62,7 @@ def interrupt(task, out, step=9):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("patchbench.training.watcher._SECONDS_BETWEEN_REPORTS", -1)
         with pytest.raises(KeyboardInterrupt):
-            run(task, out, progress=stop)
+            run(task, out, progress=stop, **more)
     return out / "work" / "lr-0.001"
 
 
@@ -84,9 +87,25 @@ def test_a_damaged_checkpoint_costs_its_steps_and_no_more(task, whole, tmp_path,
     assert same(run(task, tmp_path / "run"), whole)
 
 
-def test_damaged_dynamics_are_named(task, tmp_path):
-    truncate(interrupt(task, tmp_path / "run") / "dynamics.parquet")
-    with pytest.raises(pb.UserError, match=r"dynamics\.parquet is damaged.*--overwrite"):
+def forget(file, step=4):
+    """Take one measurement out of a file of dynamics."""
+    pq.write_table(pq.read_table(file).filter(pc.field("step") != step), file)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        forget,
+        lambda file: file.unlink(),
+        lambda file: pq.write_table(pq.read_table(file).drop(["attrib"]), file),
+    ],
+    ids=["cut off", "a gap", "missing", "a column less"],
+)
+def test_damaged_dynamics_are_named(task, tmp_path, damage):
+    """Going on, the file would silently lack its beginning."""
+    damage(interrupt(task, tmp_path / "run") / "dynamics.parquet")
+    with pytest.raises(pb.UserError, match=r"dynamics\.parquet is damaged or missing.*--overwrite"):
         run(task, tmp_path / "run")
     assert run(task, tmp_path / "run", overwrite=True).steps == 12
 
@@ -173,3 +192,53 @@ def test_overwrite_leaves_nothing_of_the_old(task, tmp_path):
     assert {path.name for path in out.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "result", "training.json",
     }  # fmt: skip
+
+
+def test_overwrite_takes_away_a_link_and_not_what_it_points_to(task, tmp_path):
+    out = run(task, tmp_path / "run", steps=2, dynamics_every=0).path
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "mine.txt").write_text("precious")
+    (out / "work").symlink_to(tmp_path / "scratch")
+    run(task, out, overwrite=True, steps=3, dynamics_every=0)
+    assert (tmp_path / "scratch" / "mine.txt").read_text() == "precious"
+    assert not (out / "work").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "result"])
+def test_a_finished_training_without_its_outcome_is_named(task, tmp_path, name):
+    """The same command would otherwise say that all is there."""
+    out = run(task, tmp_path / "run", steps=2, dynamics_every=0).path
+    (out / name).rename(tmp_path / "gone")
+    for read in (Trained.load, lambda path: run(task, path, steps=2, dynamics_every=0)):
+        with pytest.raises(pb.UserError, match=r"is damaged: .* is missing.*--overwrite"):
+            read(out)
+    assert run(task, out, steps=2, dynamics_every=0, overwrite=True).steps == 2
+
+
+def test_distances_need_not_be_multiples(task, tmp_path):
+    """Each is kept to, and a kill between them changes nothing."""
+    distances = {"steps": 13, "log_every": 4, "dynamics_every": 3, "checkpoint_every": 5}
+    trained = run(task, tmp_path / "run", **distances)
+    assert [line["step"] for line in trained.history] == [3, 4, 5, 6, 8, 9, 10, 12, 13]
+    measured = pq.read_table(trained.path / "dynamics.parquet")["step"].to_pylist()
+    assert sorted(set(measured)) == [3, 6, 9, 12, 13]
+    interrupt(task, tmp_path / "other", step=11, **distances)
+    assert same(run(task, tmp_path / "other", **distances), trained)
+
+
+def test_what_training_starts_from_is_not_overwritten(task, whole, tmp_path):
+    """A kill would leave nothing to begin with."""
+    out = shutil.copytree(whole.path, tmp_path / "start")
+    loaded = pb.load_model(out).model
+    for model, place in ((ModelSpec(init_from=str(out)), out), (loaded, out), (loaded, tmp_path)):
+        with pytest.raises(pb.UserError, match=r"not replaced|is no training|working directory"):
+            train(model, task, out=place, overwrite=True, steps=2, train_n=64)
+    assert equal_files(out, whole.path)
+
+
+def equal_files(one, other):
+    files = [
+        {p.relative_to(at): p.read_bytes() for p in at.rglob("*") if p.is_file()}
+        for at in (one, other)
+    ]
+    return files[0] == files[1]

@@ -33,7 +33,8 @@ def task():
         (SPEC, {"step": 3}, "steps"),
         (SPEC, {"steps": None}, "steps or epochs"),
         (SPEC, {"steps": None, "epochs": 1.0, "data": "fresh"}, "epochs"),
-        (SPEC, {"log_every": 2, "dynamics_every": 3}, "multiple"),
+        (SPEC, {"warmup": 8}, "leaves no step of 8 at the full rate"),
+        (SPEC, {"warmup": 100.0}, "give a shorter --warmup"),
         (SPEC, {"stop_at": 1.5}, "stop_at"),
         (SPEC, {"device": "tpu"}, "cpu"),
         (SPEC, {"dynamics_components": ["block_inptu"]}, "block_input"),
@@ -62,6 +63,8 @@ def test_a_model_with_too_few_token_ids_is_refused(task, tmp_path):
     [
         ({"arch": "mamba", "width": "64"}, "width is '64'"),
         ({"arch": 3}, "arch is 3"),
+        ({"arch": "mamba", "width": 1}, "width=1: at least 2"),
+        ({"arch": "mamba", "width": -4}, "width=-4: at least 2"),
         ({"init_from": "m", "width": 64}, "brings its own architecture"),
         ({"init_from": "m", "layers": 0}, "brings its own architecture"),
     ],
