@@ -6,6 +6,7 @@ Use:
 """
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -231,7 +232,10 @@ def train(
     from patchbench.training.config import AUTO
     from patchbench.training.processes import is_main_process
 
-    silent = quiet or as_json or not is_main_process()
+    main = is_main_process()
+    silent = quiet or as_json or not main
+    if not main:  # has nothing half-written, and may be asked to end while it waits for the others
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if preset is not None:
         from patchbench.training.presets import find_preset
 
@@ -271,7 +275,7 @@ def train(
         raise Interrupted(
             "interrupted; the same command goes on from the last checkpoint"
         ) from None
-    if not is_main_process():
+    if not main:
         return
     if as_json:
         content = {

@@ -14,7 +14,7 @@ import copy
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,13 @@ from patchbench.training.dynamics import Dynamics
 from patchbench.training.folder import OF_FINISHED, RESULT, TrainFolder
 from patchbench.training.loggers import ready_loggers
 from patchbench.training.models import ModelSpec, check_fit
-from patchbench.training.processes import is_main_process, process_share, wait_for_everyone
+from patchbench.training.processes import (
+    from_main,
+    is_main_process,
+    join_processes,
+    process_share,
+    wait_for_everyone,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,17 +140,16 @@ def train(
     identity = _identity(network, task, config)
     if evaluation:
         identity["evaluation"] = dict(evaluation)
-    if is_main_process():
-        start = model.init_from if isinstance(model, ModelSpec) else model.name_or_path
-        folder = TrainFolder.open(out, identity, overwrite=overwrite, keep=start)
-    else:
-        folder = TrainFolder.followed(out, identity, overwrite=overwrite)
-    if folder.finished:
-        return Trained.load(folder.path)
+    start = model.init_from if isinstance(model, ModelSpec) else model.name_or_path
+    join_processes(device)
+    opened = from_main(lambda: TrainFolder.open(out, identity, overwrite=overwrite, keep=start))
+    if opened.finished:
+        return Trained.load(opened.path)
 
     report_to = ready_loggers(report_to)
     training = _Training(network, task, config, device, name, evaluation or {})
-    with folder.held() if is_main_process() else nullcontext(folder) as folder:
+    with ExitStack() as held:
+        folder = from_main(lambda: held.enter_context(opened.held()))
         if folder.finished:
             return Trained.load(folder.path)
         fits = []
@@ -220,8 +225,6 @@ class _Training:
         from patchbench.training.loop import run_fit
 
         config, place = self.config, folder.work(rate)
-        with explained(place):
-            place.mkdir(parents=True, exist_ok=True)
         network = copy.deepcopy(self.model)
         dynamics = None
         if config.dynamics_distance:
@@ -314,6 +317,7 @@ def _finish(
             seconds=round(time.perf_counter() - started, 3),
         )
         folder.clean()
+    wait_for_everyone()
     return Trained(path=folder.path, result=result, history=best.history, **facts)
 
 

@@ -92,25 +92,6 @@ class TrainFolder:
         content = {"schema": SCHEMA, "version": VERSION, "config": identity, "status": "new"}
         return cls(path=path, content=content, overwrite=overwrite)
 
-    @classmethod
-    def followed(
-        cls, path: str | Path, identity: Mapping[str, Any], *, overwrite: bool = False
-    ) -> "TrainFolder":
-        """Return the folder for a process that leaves writing, and errors, to the main one.
-
-        Args:
-            path: as the main process opens it.
-            identity: likewise.
-            overwrite: likewise.
-        """
-        path = Path(path)
-        identity = _plain(identity)
-        if not overwrite and (path / FILE).is_file():
-            content = _read(path)
-            if content["config"] == identity:
-                return cls(path=path, content=content)
-        return cls(path=path, content={"config": identity, "status": "running"})
-
     @contextmanager
     def held(self) -> Iterator["TrainFolder"]:
         """Yield the folder as it is now, on disk, without what `overwrite` gave up.

@@ -34,6 +34,7 @@ from patchbench.common.files import explained
 from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, step_of
 from patchbench.training.config import SCHEDULES, TrainConfig
 from patchbench.training.data import TensorBatch, first
+from patchbench.training.processes import from_main, is_main_process
 from patchbench.training.watcher import Diverged, Progress, Watcher, logged, solved
 
 if TYPE_CHECKING:
@@ -95,13 +96,15 @@ def run_fit(
         progress: called a few times a second.
         report_to: loggers of transformers, as in "wandb".
     """
-    checkpoint = last_checkpoint(folder)
+    checkpoint = from_main(lambda: last_checkpoint(folder))
     if dynamics is not None:
         step = step_of(checkpoint) if checkpoint else 0
         dynamics.go_on(step, every=config.dynamics_distance)
     if checkpoint is not None and (fit := _ended(checkpoint, rate, config)) is not None:
         return fit
-    folder.mkdir(parents=True, exist_ok=True)
+    if is_main_process():
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     with _random_state_kept(), quiet_transformers():
         watcher = Watcher(config, rate, dev, dynamics, progress)
         arguments = _arguments(config, rate, folder / CHECKPOINTS, device, report_to)
@@ -115,10 +118,9 @@ def run_fit(
                 stopped=None,
                 diverged=str(error),
                 history=logged(trainer.state),
-                checkpoint=last_checkpoint(folder),
+                checkpoint=from_main(lambda: last_checkpoint(folder)),
             )
-    trainer.accelerator.wait_for_everyone()
-    checkpoint = last_checkpoint(folder)
+    checkpoint = from_main(lambda: last_checkpoint(folder))
     fit = None if checkpoint is None else _ended(checkpoint, rate, config)
     assert fit is not None  # the last step makes a checkpoint
     return fit

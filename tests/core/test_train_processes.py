@@ -26,6 +26,7 @@ def call(python, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_return_what_is_finished(tmp_path):
     (tmp_path / "cli.py").write_text(CLI)
     two = [*TORCHRUN, str(tmp_path / "cli.py")]
