@@ -131,6 +131,18 @@ def evaluate(
     ig_steps: Annotated[
         int, typer.Option(help="Steps over which attribution integrates; 0: slope at the base.")
     ] = 0,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out", help="Also measure dev: how do pairs kept from training differ?"
+        ),
+    ] = False,
+    untrained_twin: Annotated[
+        bool,
+        typer.Option(
+            "--untrained-twin", help="Also measure the same architecture with fresh weights."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Tell what it would take (forwards, memory, seconds)."),
@@ -179,6 +191,8 @@ def evaluate(
         "method": method,
         "prefilter": prefilter,
         "ig_steps": ig_steps,
+        "held_out": held_out,
+        "untrained_twin": untrained_twin,
     }
     if components is not None:
         config["components"] = names(components)

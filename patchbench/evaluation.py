@@ -55,7 +55,8 @@ def evaluate(
         model: a hub id, folder, file, `PreTrainedModel`, or what `load_model` returned.
         task: a task's name, or what `load_task` returned.
         progress: called with (forward rows done, rows in all) after each batch; the first-order
-            scores are counted by themselves, before the exact numbers.
+            scores are counted by themselves, before the exact numbers, and so are the Results that
+            stand beside this one.
         command: the command line, for the provenance.
         partial: keeps the parts that are finished, and gives back those that were.
         **settings: the fields of `EvaluateConfig`.
@@ -70,12 +71,17 @@ def evaluate(
     from patchbench.adapters import load_model
     from patchbench.adapters.ops import dispatch
     from patchbench.adapters.twins import put_back
+    from patchbench.beside import evaluate_beside
 
     config = EvaluateConfig.of(settings)
     if isinstance(model, PreTrainedModel):
         with put_back(model):
             further: dict[str, Any] = {"progress": progress, "command": command, **settings}
             return evaluate(load_model(model), task, partial=partial, **further)
+    if config.held_out or config.untrained_twin:
+        return evaluate_beside(
+            model, task, config, progress=progress, command=command, partial=partial
+        )
     started = time.perf_counter()
     dispatch.reset()
     prepared = prepare(model, task, config)

@@ -65,7 +65,9 @@ class EvaluateConfig:
         ig_steps: steps over which "attribution" integrates the gradient, at as many forwards and
             backwards for each site; 0 takes the gradient at the base.
         shots: solved documents in front of each prompt.
-        seed: of the bootstrap and of the shots; the task has its own.
+        seed: of the bootstrap, of the shots and of an untrained twin; the task has its own.
+        held_out: also measure dev, and say how test, whose pairs are kept from training, differs.
+        untrained_twin: also measure a model of the same config with fresh weights.
     """
 
     n: int = 256
@@ -86,6 +88,8 @@ class EvaluateConfig:
     shots: int = 0
     seed: int = 0
     resamples: int = 2000
+    held_out: bool = False
+    untrained_twin: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -97,6 +101,9 @@ class EvaluateConfig:
         for name in ("split", "engine", "template", "method"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}={getattr(self, name)!r}", "a word is needed")
+        for name in ("held_out", "untrained_twin"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}={getattr(self, name)!r}", "True or False is needed")
         for name in SEQUENCES:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

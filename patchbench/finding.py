@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchbench.common import UserError
-from patchbench.results import Result
+from patchbench.results import DEV, UNTRAINED, Result
 
 _FILE = "result.json"
 
@@ -28,14 +28,11 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
     """
     found: dict[Path, Path] = {}
     for pattern in patterns:
-        places = (
-            [Path(pattern)]
-            if Path(pattern).exists()
-            else sorted(map(Path, glob.glob(pattern, recursive=True)))
-        )
+        named = Path(pattern).exists()
+        places = [Path(pattern)] if named else sorted(map(Path, glob.glob(pattern, recursive=True)))
         if not places:
             raise UserError(f"{pattern} matches no folder", "name the folder of a Result")
-        held = [folder for place in places for folder in _held(place)]
+        held = [folder for place in places for folder in _held(place, named=named)]
         if not held:
             raise UserError(f"{pattern} holds no Result", f"there is no {_FILE} in or below it")
         for folder in held:  # once, by whatever name
@@ -43,17 +40,23 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
     return dict(zip(_short_names(list(found.values())), found.values(), strict=True))
 
 
-def _held(place: Path) -> list[Path]:
-    """Return the folders of Results at or below a place."""
+def _held(place: Path, *, named: bool) -> list[Path]:
+    """Return the folders of Results at or below a place; those beside another only by name."""
     if place.name == _FILE and place.is_file():
-        return [place.parent]
+        place = place.parent
     files = [place / _FILE] if (place / _FILE).is_file() else sorted(place.rglob(_FILE))
     # What a run keeps beside itself while it is written is no Result.
     return [
         file.parent
         for file in files
         if not any(part.startswith(".") for part in file.relative_to(place).parts)
+        and ((named and file.parent == place) or not _beside(file.parent))
     ]
+
+
+def _beside(folder: Path) -> bool:
+    """Return whether a Result is what another one is read against."""
+    return folder.name in (DEV, UNTRAINED) and (folder.parent / _FILE).is_file()
 
 
 def load_results(patterns: Sequence[str]) -> dict[str, Result]:

@@ -58,6 +58,8 @@ class Grid:
         _, numerator, denominator = differences(rows, **which, metric=metric, sites=names)
         rng = np.random.default_rng(seed)
         values, drawn, n = ratio_draws(numerator, denominator, rng=rng, resamples=resamples)
+        # One example by itself has no interval, as in `ratio_of_means`.
+        drawn[:, n < 2] = np.nan
         low, high = interval(drawn)
         return cls(
             sites=[Site.parse(name) for name in names],
@@ -117,9 +119,9 @@ class Grid:
         never = np.nan if default is None else default
         value, drawn = never, np.full(len(self.drawn), never)
         for layer in sorted(layers, reverse=True):
-            best = self.drawn[:, layers[layer]].max(axis=1)
-            drawn = np.where(best > HALF, layer, drawn)
-            if max(self.effects[index].value for index in layers[layer]) > HALF:
+            # What has no value carries nothing, and hides nothing that another site carries.
+            drawn = np.where((self.drawn[:, layers[layer]] > HALF).any(axis=1), layer, drawn)
+            if any(self.effects[index].value > HALF for index in layers[layer]):
                 value = layer
         if np.isnan(value) or np.isnan(drawn).mean() > 0.025:
             return None
@@ -128,6 +130,28 @@ class Grid:
 
     def _layers(self) -> list[tuple[int, list[int]]]:
         return list(self.boundaries().items())
+
+
+def unseen_convolutions(grid: Grid, model: Mapping[str, Any]) -> str:
+    """Return which of a model's short convolutions could bind unseen; "" if none could.
+
+    Args:
+        grid: what was looked at.
+        model: its provenance; `components` is read.
+    """
+    if "conv_output" not in (model.get("components") or ()):
+        return ""
+    offsets = {
+        site.position.offset
+        for site in grid.sites
+        if site.component == "conv_output" and place(site) == "value"
+    }
+    if not offsets:
+        return "its short convolutions were not looked at"
+    if missing := {0, 1} - offsets:
+        name = "value+1" if min(missing) else "value"
+        return f"its short convolutions were not looked at @{name}"
+    return ""
 
 
 def place(site: Site) -> str:

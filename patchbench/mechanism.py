@@ -27,15 +27,19 @@ shows only that the key has come there: rows with the value corrupted tell wheth
 joins the two or shifts the key into a memory that does. A corruption of the value or a swap changes
 the very token that is fetched; that it carries the effect shows no association, so only the layer
 of its arrival is given.
+
+The two kinds of retrieval and `distributed` say that nothing binds before, and are not given to a
+model whose short convolutions were not looked at, at the value and behind it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 import pyarrow as pa
 
-from patchbench.grid import HALF, Grid, place
+from patchbench.grid import HALF, Grid, place, unseen_convolutions
 from patchbench.sites import Site
 from patchbench.soft_controls import carrying
 from patchbench.statistics import RESAMPLES, Estimate
@@ -101,6 +105,9 @@ class Verdict:
         return cls(**values)
 
 
+# What a short convolution that nobody looked at would be taken for.
+_WITHOUT_BINDING = ("direct retrieval, early", "direct retrieval, late", "distributed")
+
 _PLAIN = ("label", "sentence", "corruption", "direction", "metric", "generalises")
 
 
@@ -141,6 +148,8 @@ def decide(
     if run["corruption"] != "key":
         return replace(blank, sentence=wording.only_arrival(grid, blank))
     label, deciding, why = _label(grid, arrives, with_value)
+    if label in _WITHOUT_BINDING and (unseen := unseen_convolutions(grid, model)):
+        label, why = None, f"a short convolution may bind what the layers fetch, and {unseen}"
     if against := carrying(run.get("soft_controls", ())):
         name, site = against[0]["control"], against[0]["site"]
         label, deciding, why = None, [], f"the control {name!r} at {site} carries more than half"
@@ -166,17 +175,12 @@ def _label(
     joined = _joined(grid, with_value)
     stored = [index for index in values if grid.carries(index)]
     # Where the key or the query carries as much, the value is not the way that it takes.
-    rivals = {
-        grid.boundary(index): index
-        for index in every
-        if place(grid.sites[index]) in ("key", "query") and grid.carries(index)
-    }
-    alone = [index for index in stored if grid.boundary(index) not in rivals]
+    against = {layer: _not_alone(grid, at) for layer, at in boundaries.items()}
+    alone = [index for index in stored if against[grid.boundary(index) or 0] is None]
     if stored and not alone:
         best = _strongest(grid, stored)
-        other = rivals[grid.boundary(best)]
-        both = f"{grid.sites[best]} and {grid.sites[other]} each carry more than half"
-        return None, [best, other], f"{both}, as two ways that each suffice do"
+        rival, why = against[grid.boundary(best) or 0] or (None, "")
+        return None, [best] if rival is None else [best, rival], f"{grid.sites[best]} and {why}"
     stored = alone
     if at_value := [index for index in stored if grid.sites[index].position.offset == 0]:
         return "induction", [_strongest(grid, at_value)], ""
@@ -187,7 +191,7 @@ def _label(
             return "conv-bound induction", [_strongest(grid, earlier), best], ""
         return "induction", [best], ""
     if unsure := [index for index in values if not grid.lacks(index)]:
-        return None, unsure[:1], f"the interval at {grid.sites[unsure[0]]} includes a half"
+        return None, unsure[:1], _unsure(grid, unsure[0])
     missing = [
         layer
         for layer, at in boundaries.items()
@@ -199,6 +203,31 @@ def _label(
         most = [max(values, key=lambda index: grid.effects[index].value)] if values else []
         return "conv-bound induction", [_strongest(grid, joined), *most], ""
     return _retrieval(grid, boundaries, arrives)
+
+
+def _not_alone(grid: Grid, at: Sequence[int]) -> tuple[int | None, str] | None:
+    """Return what keeps the value of a boundary from being the way: a site, and why; or None.
+
+    The key and the query must both lack the effect: where one of them carries it too, there are two
+    ways that each suffice, and where one is undecided or was not looked at there may be.
+    """
+    for kind in ("key", "query"):
+        mine = [index for index in at if place(grid.sites[index]) == kind]
+        if not mine:
+            return None, f"the {kind} may both carry it: the {kind} was not looked at there"
+        for index in mine:
+            if grid.carries(index):
+                both = "each carry more than half, as two ways that each suffice do"
+                return index, f"{grid.sites[index]} {both}"
+            if not grid.lacks(index):
+                return index, f"{grid.sites[index]} may both carry it: {_unsure(grid, index)}"
+    return None
+
+
+def _unsure(grid: Grid, index: int) -> str:
+    if isnan(grid.effects[index].low):
+        return f"{grid.sites[index]} has no interval"
+    return f"the interval at {grid.sites[index]} includes a half"
 
 
 def _joined(grid: Grid, with_value: Mapping[str, Any] | None) -> list[int]:
@@ -232,7 +261,10 @@ def _retrieval(
             site = grid.sites[_strongest(grid, carrying)]
             return None, carrying[:1], f"{site} carries it, which is neither key, value nor query"
         if unsure := [index for index in at if not grid.lacks(index)]:
-            return None, unsure[:1], f"the interval at {grid.sites[unsure[0]]} includes a half"
+            return None, unsure[:1], _unsure(grid, unsure[0])
+        places = {place(grid.sites[index]) for index in at}
+        if missing := {"key", "query"} - places:
+            return None, [], f"the {min(missing)} was not looked at entering layer {layer}"
         parts = [index for index in at if grid.found[index] and grid.effects[index].low > 0]
         if len(parts) > 1 and grid.together(parts).low > HALF:
             return "distributed", sorted(parts, key=lambda i: -grid.effects[i].value), ""

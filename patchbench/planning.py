@@ -89,11 +89,14 @@ def plan(model: "str | PreTrainedModel | LoadedModel", task: "str | Task", **set
 
     from patchbench.adapters import load_model
     from patchbench.adapters.twins import put_back
+    from patchbench.beside import plan_beside
 
     config = EvaluateConfig.of(settings)
     if isinstance(model, PreTrainedModel):
         with put_back(model):
             return plan(load_model(model), task, **settings)
+    if config.held_out or config.untrained_twin:
+        return plan_beside(model, task, config)
     started = time.perf_counter()
     prepared = prepare(model, task, config)
     preparing = time.perf_counter() - started

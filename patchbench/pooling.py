@@ -7,7 +7,8 @@ Use:
     pooled.attrib("L1.block_input@value", corruption="key")
 
 Every number is computed from the Results' rows, by drawing seeds, grammars and examples (see
-`patchbench.hierarchy`). Effects are of the Results above the gate, accuracy is of all.
+`patchbench.hierarchy`). Effects are of the Results above the gate, accuracy is of all. Which of the
+sites differ from 0 is decided by Benjamini–Hochberg over all that the Results share.
 """
 
 from collections import Counter
@@ -22,8 +23,8 @@ from patchbench.common.differences import differences
 from patchbench.effects import columns, select
 from patchbench.hierarchy import Draws, Part, Unit
 from patchbench.results import Result
-from patchbench.statistics import RESAMPLES, Estimate, wilson
-from patchbench.summary import measured_pairs
+from patchbench.statistics import RESAMPLES, Estimate, adjusted, wilson
+from patchbench.summary import FALSE_DISCOVERIES, measured_pairs
 
 NO_VERDICT = "no verdict"
 _MOST_DIFFERENCES = 3
@@ -90,7 +91,8 @@ class Pooled:
                 "there is no effect to pool",
             )
         draws = _draws(taken, self.units, self.seed, self.resamples)
-        found = _attribs(taken, draws, corruption, direction, metric)
+        sites, parts = _parts(taken, corruption, direction, metric)
+        found = dict(zip(sites, draws.ratio(parts), strict=True))
         if site not in found:
             raise UserError(f"not all Results have site {site!r}", near_names(site, found))
         return found[site]
@@ -283,32 +285,39 @@ def _run(
         "above_gate": list(taken),
         "primary": "logit_diff" if taken and difference else "p",
         "verdict": _agreement([run["verdict"]["label"] for run in runs.values()]),
+        "family": 0,
+        "false_discoveries": FALSE_DISCOVERIES,
         "effects": [],
     }
     if not taken:
         return found
     draws = _draws(taken, units, seed, resamples)
-    by = {"attrib": _attribs(taken, draws, corruption, direction, "p")}
+    sites, parts = _parts(taken, corruption, direction, "p")
+    by = {"attrib": dict(zip(sites, draws.ratio(parts), strict=True))}
+    p = draws.p_values(parts)
     if found["primary"] == "logit_diff":
-        by["attrib_logit_diff"] = _attribs(taken, draws, corruption, direction, "logit_diff")
+        _, others = _parts(taken, corruption, direction, "logit_diff")
+        by["attrib_logit_diff"] = dict(zip(sites, draws.ratio(others), strict=True))
     key = list(by)[-1]
     own = {
         name: {e["site"]: (e[key] or {}).get("value") for e in runs[name]["effects"]}
         for name in taken
     }
+    found["family"] = len(sites)
     found["effects"] = [
         {"site": site}
         | {name: effects[site].to_json() for name, effects in by.items()}
+        | {"p_value": float(p_value), "q_value": float(q_value)}
         | {"each": {name: own[name].get(site) for name in taken}}
-        for site in by["attrib"]
+        for site, p_value, q_value in zip(sites, p, adjusted(p), strict=True)
     ]
     return found
 
 
-def _attribs(
-    results: Mapping[str, Result], draws: Draws, corruption: str, direction: str, metric: str
-) -> dict[str, Estimate]:
-    """Return the pooled Attrib of the sites that all Results have."""
+def _parts(
+    results: Mapping[str, Result], corruption: str, direction: str, metric: str
+) -> tuple[list[str], list[Part]]:
+    """Return the sites that all Results have, and what their pooled Attrib is computed from."""
     chosen = {name: select(r.rows, corruption, direction) for name, r in results.items()}
     every = [list(dict.fromkeys(rows["site"].to_pylist())) for rows in chosen.values()]
     sites = [site for site in every[0] if all(site in other for other in every)]
@@ -318,4 +327,4 @@ def _attribs(
     for rows in chosen.values():
         _, numerator, denominator = columns(rows, metric=metric, sites=sites)
         parts.append((np.unique(rows["example"].to_numpy()), numerator, denominator))
-    return dict(zip(sites, draws.ratio(parts), strict=True))
+    return sites, parts

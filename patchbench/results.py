@@ -16,7 +16,7 @@ is computed from the rows.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ _SUMMARY = (
     *("floor", "strata", "runs", "verdict"),
 )
 _JSON, _ROWS = "result.json", "rows.parquet"
+# Folders in a Result's own, of what it is read against.
+DEV, UNTRAINED = "dev", "untrained"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +59,14 @@ class Result:
         provenance: what it was computed from, by what, in how long.
         summary: see `patchbench.summary.summarise`.
         rows: of `ROW_SCHEMA`.
+        beside: Results that it is read against, in folders of the same: see `patchbench.beside`.
     """
 
     config: dict[str, Any]
     provenance: dict[str, Any]
     summary: dict[str, Any]
     rows: pa.Table
+    beside: "Mapping[str, Result]" = field(default_factory=dict)
 
     @classmethod
     def from_rows(
@@ -208,9 +212,12 @@ class Result:
                 "provenance": self.provenance,
                 "summary": self.summary,
                 "rows": {"count": len(self.rows), "sha256": _digest(temporary / _ROWS)},
+                "beside": list(self.beside),
             }
             text = json.dumps(content, indent=2, allow_nan=False)
             (temporary / _JSON).write_text(text + "\n", encoding="utf-8")
+            for name, other in self.beside.items():
+                other.save(temporary / name)
             if report:
                 from patchbench.report.html import FILE, render_report
 
@@ -250,6 +257,7 @@ class Result:
             provenance=content["provenance"],
             summary=content["summary"],
             rows=rows,
+            beside={name: cls.load(directory / name) for name in _beside(content, directory)},
         )
         loaded._check(directory / _JSON)
         return loaded
@@ -315,6 +323,17 @@ def _read_json(directory: Path) -> dict[str, Any]:
                 "run the evaluation again",
             )
     return content
+
+
+def _beside(content: Mapping[str, Any], directory: Path) -> list[str]:
+    """Return the names of the Results in the folder."""
+    names = content.get("beside", [])
+    if not isinstance(names, list) or any(name not in (DEV, UNTRAINED) for name in names):
+        raise UserError(
+            f"{directory / _JSON} is damaged (beside: {str(names)[:40]})",
+            "run the evaluation again",
+        )
+    return names
 
 
 def _digest(path: Path) -> str:

@@ -193,10 +193,15 @@ def interval(drawn: np.ndarray, level: float = LEVEL) -> np.ndarray:
 
 
 def p_values_of_means(values: np.ndarray) -> np.ndarray:
-    """Return of each column the two-sided p-value of "its mean is 0", by Student's t.
+    """Return of each column the two-sided p-value of "its mean is 0", safe against skewness.
 
-    A bootstrap of 2,000 resamples knows no p-value below 0.001, which no family of a hundred sites
-    leaves standing.
+    It is the larger of two: Student's, and that of Hall's transformation of t (1992, "On the
+    removal of skewness by transformation"), which takes the skewness out. Student's alone finds in
+    31 % of grids of 100 sites without an effect (64 examples, shifted exponential) what it should
+    find in 5 %, since so small p-values come from the tails that skewness changes most; Hall's
+    alone finds too much where the tails are heavy. `tests/benchmarks/bench_statistics.py` measures
+    both together. A bootstrap of 2,000 resamples knows no p-value below 0.001, which no family of a
+    hundred sites leaves standing.
 
     Args:
         values: (n, k); NaN entries are left out, and what is below `ROUNDING` counts as 0.
@@ -215,8 +220,14 @@ def p_values_of_means(values: np.ndarray) -> np.ndarray:
     average = np.nanmean(columns, axis=0)
     # Equal values have no spread but what their mean's rounding leaves.
     alike = np.nanmax(columns, axis=0) == np.nanmin(columns, axis=0)
-    error = np.where(alike, 1.0, np.nanstd(columns, axis=0, ddof=1) / np.sqrt(n))
-    p = 2 * student.sf(np.abs(average) / error, n - 1)
+    spread = np.where(alike, 1.0, np.nanstd(columns, axis=0))
+    skewness = np.nanmean(((columns - average) / spread) ** 3, axis=0)
+    t = average / spread * np.sqrt(n - 1)
+    root = np.sqrt(n)
+    unskewed = (
+        t + skewness * t**2 / (3 * root) + skewness**2 * t**3 / (27 * n) + skewness / (6 * root)
+    )
+    p = 2 * student.sf(np.minimum(np.abs(t), np.abs(unskewed)), n - 1)
     result[enough] = np.where(alike, np.where(average == 0, 1.0, 0.0), p)
     return result
 

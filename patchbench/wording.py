@@ -8,7 +8,7 @@ Use:
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchbench.grid import place
+from patchbench.grid import place, unseen_convolutions
 from patchbench.sites import Site
 from patchbench.statistics import Estimate
 
@@ -34,7 +34,7 @@ def only_arrival(grid: "Grid", verdict: "Verdict") -> str:
     start = f"With the {verdict.corruption} corrupted no mechanism is told from another"
     if verdict.arrives is None:
         return f"{start}; the query was not looked at."
-    return f"{start}; the answer's effect is at the query {_layer(verdict.arrives, grid)}."
+    return f"{start}; at the query its effect is first seen {_layer(verdict.arrives, grid)}."
 
 
 def sentence(
@@ -56,7 +56,8 @@ def sentence(
     """
     shown = [_site(name, effect, verdict) for name, effect in verdict.sites.items()]
     tail = f" (key corrupted, 95 % intervals over {grid.n} examples, {run['family']} sites tested)"
-    unseen = _unseen(grid, model)
+    unseen = unseen_convolutions(grid, model)
+    unseen = f"; {unseen}" if unseen and unseen not in why else ""
     if verdict.label is None:
         return f"No mechanism is told from the others: {why}{tail}{unseen}."
     text = {
@@ -66,12 +67,15 @@ def sentence(
         "direct retrieval, late": _late,
         "distributed": _distributed,
     }[verdict.label](shown, verdict, grid)
-    return f"{text[0].upper()}{text[1:]}{tail}{unseen}."
+    arrival = ""
+    if verdict.arrives is not None and grid.num_layers > 1:
+        arrival = f"; at the query the answer is first seen {_layer(verdict.arrives, grid)}"
+    return f"{text[0].upper()}{text[1:]}{arrival}{tail}{unseen}."
 
 
 def _induction(shown: Sequence[str], verdict: "Verdict", grid: "Grid") -> str:
     where = "the value" if _position(verdict) == "@value" else "a token behind the value"
-    entered = "" if verdict.appears is None else f", from {_layer(verdict.appears, grid)} on"
+    entered = "" if verdict.appears is None else f", first seen {_layer(verdict.appears, grid)}"
     return f"the association is stored in the residual stream at {where}{entered}: {shown[0]}"
 
 
@@ -125,14 +129,6 @@ def _shifted(grid: "Grid") -> str:
     return ""
 
 
-def _unseen(grid: "Grid", model: Mapping[str, Any]) -> str:
-    """Return which places that could bind were not looked at."""
-    looked = {site.component for site in grid.sites}
-    if "conv_output" in model.get("components", ()) and "conv_output" not in looked:
-        return "; its short convolutions were not looked at"
-    return ""
-
-
 def _site(name: str, effect: Estimate, verdict: "Verdict") -> str:
     verb = "restores" if verdict.direction == "denoise" else "removes"
     return f"{name} alone {verb} {effect} of {METRICS[verdict.metric]}"
@@ -143,11 +139,13 @@ def _position(verdict: "Verdict") -> str:
 
 
 def _layer(layer: Estimate, grid: "Grid") -> str:
-    """Return a layer with its interval, in words."""
-    if layer.value >= grid.num_layers:
+    """Return a layer with its interval, in words: as far as layers were looked at."""
+    if layer.value < grid.num_layers:
+        text = f"at the input of layer {layer.value:.0f}"
+    elif (last := max(grid.boundaries(), default=0)) == grid.num_layers - 1:
         text = "behind the last layer"
     else:
-        text = f"the input of layer {layer.value:.0f}"
+        text = f"behind the input of layer {last}, the last that was looked at"
     if layer.low != layer.high:
         text += f" [{layer.low:.0f}, {layer.high:.0f}]"
     return text

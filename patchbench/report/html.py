@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchbench.common import atomic_write
+from patchbench.report.beside import beside_blocks
 from patchbench.report.figures import figures
 from patchbench.report.page import Block, PageTable, render_page
 from patchbench.report.training_figures import training_dynamics
@@ -53,6 +54,7 @@ def render_report(result: "Result", *, dynamics: "pa.Table | None" = None) -> st
         blocks.append(Block("What was asked", figures=[drawn["example"]]))
     for run in summary["runs"]:
         blocks.append(_run(run, drawn))
+    blocks += beside_blocks(summary)
     learned = None if dynamics is None else training_dynamics(dynamics)
     if learned is not None:
         blocks.append(Block("The training", figures=[learned]))

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from patchbench.report.terminal import make_console, print_grid
+from patchbench.report.verdict import print_found
 from patchbench.sites import Position, grid_site
 from patchbench.statistics import Estimate
 
@@ -57,6 +58,8 @@ def print_pooled(pooled: "Pooled") -> None:
             f"{len(run['above_gate'])} of {len(pooled.results)} runs above the gate; "
             + agreement(run["verdict"], _runs(summary))
         )
+        if run["effects"]:
+            print_found(console, run)
         for title, grid in _grids(run).items():
             print_grid(console, title, grid)
     verdict = summary["verdict"]

@@ -29,6 +29,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from patchbench.report.beside import print_beside
 from patchbench.report.verdict import print_found, print_metrics, print_strata, print_verdict
 from patchbench.sites import Site, grid_site
 from patchbench.statistics import Estimate
@@ -178,6 +179,7 @@ def print_result(result: "Result", *, quiet: bool = False) -> None:
     for corruption in dict.fromkeys(run["corruption"] for run in summary["runs"]):
         print_metrics(console, [run for run in summary["runs"] if run["corruption"] == corruption])
     print_verdict(console, result.verdict)
+    print_beside(console, summary)
     if not quiet:
         for note in result.provenance["notes"]:
             console.print(f"note: {escape(note)}")

@@ -1,6 +1,7 @@
 """Which Results a pattern names, and under what names."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,23 @@ def test_a_run_is_found_once_by_whatever_path(runs, monkeypatch):
     monkeypatch.chdir(runs)
     (runs / "again").symlink_to(runs / "a")
     assert list(find_results(["a", "a/", "./a/result", str(runs / "a"), "again"])) == ["a"]
+
+
+@pytest.mark.parametrize("pattern", [".", "a", "**", "*/*/result.json", "**/result.json", "*/*/*"])
+def test_what_a_run_is_read_against_is_no_further_run(runs, saved, monkeypatch, pattern):
+    monkeypatch.chdir(runs)
+    for name in ("dev", "untrained"):
+        shutil.copytree(saved, runs / "a" / "result" / name)
+    inner = find_results(["a/result/dev"]), find_results(["a/result/dev/result.json"])
+    assert [list(found.values()) for found in inner] == [[Path("a/result/dev")]] * 2
+    found = [path.name for path in find_results([pattern]).values()]
+    assert not {"dev", "untrained"} & set(found)
+    assert "result" in found
+
+
+def test_a_run_called_dev_by_itself_counts(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "dev")
+    assert list(find_results([str(tmp_path)]).values()) == [tmp_path / "dev"]
 
 
 def test_what_is_being_written_is_no_run(runs, saved, monkeypatch):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import norm, t
+from scipy.stats import norm, t, ttest_1samp
 
 from patchbench.hierarchy import Draws, Unit
 from patchbench.statistics import ratio_of_means
@@ -91,3 +91,47 @@ def test_few_seeds_cover_the_truth_as_often_as_they_say(seeds, spread):
         (found,) = draws.ratio(parts)
         hits += found.low <= 0.5 <= found.high
     assert hits / 200 >= 0.92
+
+
+def test_p_values_of_seeds_are_students_over_the_seeds():
+    """Many examples each, so that only seeds vary: scipy's test of the seeds' means."""
+    rng = np.random.default_rng(0)
+    means = np.array([[0.2, 0.0], [0.5, 0.3], [0.3, -0.4], [0.6, 0.2]])
+    noise = rng.normal(0, 1e-4, size=(4, 500, 2))
+    values = means[:, None] + noise - noise.mean(1, keepdims=True)
+    parts = [(np.arange(500), one, np.ones((500, 2))) for one in values]
+    draws = draws_of(units("0//a", "1//b", "2//c", "3//d"), 500, resamples=4000)
+    truth = ttest_1samp(means, 0).pvalue
+    assert draws.p_values(parts) == pytest.approx(truth, rel=0.1)
+
+
+def test_p_values_of_one_seed_are_students_over_its_examples():
+    values = np.random.default_rng(1).normal(0.3, 1, size=(40, 3))
+    values[25:, 1] = np.nan
+    parts = [(np.arange(40), values, np.ones_like(values))]
+    found = draws_of(units("0//a"), 40, resamples=8000).p_values(parts)
+    truth = [ttest_1samp(c[~np.isnan(c)], 0).pvalue for c in values.T]
+    assert found == pytest.approx(truth, rel=0.5, abs=0.02)
+
+
+def test_no_effect_has_p_1_and_a_constant_one_0():
+    values = np.array([[0.0, 0.25, 1e-9]] * 30)
+    parts = [(np.arange(30), values, np.ones_like(values))] * 2
+    assert draws_of(units("0//a", "1//b")).p_values(parts).tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own examples", "the same examples"])
+@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["equal seeds", "seeds that differ"])
+def test_pooled_nulls_are_seldom_called_effects(shared, spread):
+    """3 seeds, 40 examples, 300 columns without an effect: p below 5 % in 5 % or fewer."""
+    rng = np.random.default_rng(2)
+    common = rng.normal(size=(40, 300))
+    parts = []
+    for _ in range(3):
+        own = rng.normal(size=(40, 300))
+        values = (common + own) / np.sqrt(2) if shared else own
+        values = values + rng.normal(0, spread / np.sqrt(40), 300)
+        parts.append((np.arange(40), values, np.ones_like(values)))
+    names = ("0//a", "1//a", "2//a") if shared else ("0//a", "1//b", "2//c")
+    found = draws_of(units(*names), 40, resamples=500).p_values(parts)
+    assert (found < 0.05).mean() <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 
 from patchbench.mechanism import LABELS, Verdict
@@ -56,6 +58,11 @@ CASES = {
     "a half": (entering(1, key=0, value=0.5, query=0.5), None),
     "two ways": (entering(1, key=0, value=0.9, query=0.9), None),
     "value unseen": (entering(1, key=0, query=1), None),
+    "stored, key unseen": (entering(1, value=1, query=0), None),
+    "stored, query unseen": (entering(1, key=0, value=1), None),
+    "stored, key unsure": (entering(1, key=0.5, value=1, query=0), None),
+    "parts, query unseen": (entering(1, key=0.4, value=0.4, plus=0.3), None),
+    "parts, key unseen": (entering(1, value=0.4, plus=0.4, query=0.4), None),
     "no boundary": ({}, None),
 }
 
@@ -131,11 +138,118 @@ def test_below_the_gate_no_mechanism_is_named(settings, label, says):
     assert says in found.sentence
 
 
-def test_the_sentence_says_what_was_not_looked_at():
-    effects = entering(1, key=0, value=0, query=1)
-    unseen = verdict(effects, components=("block_input", "conv_output")).sentence
-    assert "convolutions were not looked at" in unseen
-    assert "convolutions" not in verdict(effects).sentence
+FETCHED = entering(1, key=0, value=0, query=1)
+BOTH = {CONV: 0.0, CONV + "+1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("effects", "label", "says"),
+    [
+        (FETCHED, None, "not looked at (key"),
+        (FETCHED | {CONV: 0.0}, None, "not looked at @value+1"),
+        (FETCHED | {CONV + "+1": 0.0}, None, "not looked at @value ("),
+        (FETCHED | {"L0.conv_output@query": 0.0}, None, "not looked at (key"),
+        (FETCHED | BOTH, "direct retrieval, early", ""),
+        (CASES["distributed"][0], None, "not looked at (key"),
+        (CASES["distributed"][0] | BOTH, "distributed", ""),
+        # What is seen to be stored is stored, whatever else binds.
+        (CASES["stored at the value"][0], "induction", "; its short convolutions were not"),
+    ],
+)
+def test_a_short_convolution_that_was_not_looked_at_may_bind(effects, label, says):
+    found = verdict(effects, components=("block_input", "conv_output"))
+    assert found.label == label
+    assert says in found.sentence
+    assert found.sentence.count("convolutions") == bool(says)
+    assert "convolutions" not in verdict(FETCHED).sentence
+
+
+def with_nan(effects: dict, site: str) -> Verdict:
+    """Return the verdict on rows in which a site has a single example, hence no interval."""
+    rows = make_rows(START | effects, n=60, right=56)
+    keep = pa.compute.or_(
+        pa.compute.not_equal(rows["site"], site), pa.compute.equal(rows["example"], 0)
+    )
+    model = PROVENANCE["model"] | {"num_layers": 2, "components": ["block_input"]}
+    return Result.from_rows(
+        rows.filter(keep), config={"resamples": 200}, provenance=PROVENANCE | {"model": model}
+    ).verdict
+
+
+@pytest.mark.parametrize(
+    ("effects", "site", "label", "says"),
+    [
+        (FETCHED, "L1.block_input@value", None, "value has no interval"),
+        (entering(1, key=0, value=1, query=0), "L1.block_input@key", None, "key has no interval"),
+        (entering(1, key=0, value=1, query=0), "L1.block_input@query", None, "has no interval"),
+        (FETCHED, "L1.block_input@key", "direct retrieval, early", "at the input of layer 1"),
+        # It hides nothing: the other one is told.
+        (
+            entering(1, key=0, value=0, query=1) | {"L1.block_input@answer-1": 1.0},
+            "L1.block_input@answer-1",
+            "direct retrieval, early",
+            "at the query the answer is first seen at the input of layer 1",
+        ),
+    ],
+)
+def test_a_site_without_an_interval_decides_nothing(effects, site, label, says):
+    found = with_nan(effects, site)
+    assert found.label == label
+    assert says in found.sentence
+
+
+@pytest.mark.parametrize("site", ["key", "value", "query"])
+def test_wide_intervals_decide_nothing(site):
+    """Examples that differ by so much that no mean is known to a half."""
+    rows = make_rows(START | entering(1, key=0, value=1, query=0), n=60, right=56)
+    own = pa.compute.equal(rows["site"], f"L1.block_input@{site}").to_numpy(zero_copy_only=False)
+    noise = np.random.default_rng(0).normal(0, 6, len(rows)) * own
+    field = rows.schema.field(index := rows.schema.get_field_index("p_patched"))
+    rows = rows.set_column(index, field, pa.array(rows["p_patched"].to_numpy() + noise))
+    others = dict.fromkeys(("base", "source", "patched"))
+    for name in others:  # no counterfactual: the probability is read
+        field = rows.schema.field(index := rows.schema.get_field_index(f"logit_diff_{name}"))
+        rows = rows.set_column(index, field, pa.nulls(len(rows), pa.float64()))
+    model = PROVENANCE["model"] | {"num_layers": 2, "components": ["block_input"]}
+    found = Result.from_rows(
+        rows, config={"resamples": 500}, provenance=PROVENANCE | {"model": model}
+    ).verdict
+    assert found.label is None
+    assert "includes a half" in found.sentence
+
+
+def test_one_layer_is_told_by_elimination_and_says_so():
+    one = {"L0.block_input@key": 1.0, "L0.block_input@value": 0.0, "L0.block_input@query": 0.0}
+    found = verdict(one, layers=1)
+    assert found.label == "direct retrieval, early"
+    assert "nothing was seen to bind it before" in found.sentence
+    assert "first seen" not in found.sentence
+    assert verdict(one, layers=1, components=("block_input", "conv_output")).label is None
+
+
+def test_layers_are_named_as_far_as_they_were_looked_at():
+    effects = entering(2, key=0, value=1, query=0)
+    found = verdict(effects, layers=6)
+    assert found.label == "induction"
+    assert "first seen at the input of layer 2:" in found.sentence
+    assert "behind the input of layer 2, the last that was looked at" in found.sentence
+    assert "behind the last layer" in verdict(effects, layers=3).sentence
+
+
+@pytest.mark.parametrize("corruption", ["value", "swap"])
+def test_with_the_fetched_token_corrupted_only_its_arrival_is_told(corruption):
+    rows = make_rows(START | FETCHED, n=60, right=56)
+    field = rows.schema.field(index := rows.schema.get_field_index("corruption"))
+    rows = rows.set_column(index, field, pa.array([corruption] * len(rows)))
+    model = PROVENANCE["model"] | {"num_layers": 2, "components": ["block_input"]}
+    found = Result.from_rows(
+        rows, config={"resamples": 200}, provenance=PROVENANCE | {"model": model}
+    ).verdict
+    assert found.label is None
+    assert found.sentence == (
+        f"With the {corruption} corrupted no mechanism is told from another; at the query its "
+        "effect is first seen at the input of layer 1."
+    )
 
 
 def test_no_sentence_claims_more_than_numbers():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from scipy.stats import false_discovery_control
 
 import patchbench as pb
 from patchbench.results import Result
@@ -64,6 +65,19 @@ def test_effects_are_of_equal_seeds_and_the_verdicts_are_counted():
     assert json.loads(json.dumps(pooled.summary, allow_nan=False)) == pooled.summary
 
 
+def test_the_false_discovery_rate_is_over_all_sites_that_are_shared():
+    extra = {"L1.block_input@value+1": 0.5}
+    seeds = [one(0), one(1, STORED | extra), one(2, STORED | {"L1.block_input@key": 0.1})]
+    (run,) = pb.pool(seeds).summary["runs"]
+    assert (run["family"], run["false_discoveries"]) == (5, 0.05)
+    p, q = ({e["site"]: e[f"{name}_value"] for e in run["effects"]} for name in "pq")
+    assert q == dict(zip(p, false_discovery_control(list(p.values())), strict=True))
+    assert q["L1.block_input@value"] < 0.05
+    assert q["L1.block_input@query"] == 1.0
+    # One seed of three has it: nothing that holds over seeds.
+    assert q["L1.block_input@key"] > 0.05
+
+
 def test_who_is_below_the_gate_counts_for_the_verdict_and_not_for_the_effects():
     pooled = pb.pool({"a": one(0), "b": one(1, FETCHED), "c": one(2, right=3)})
     assert pooled.summary["runs"][0]["above_gate"] == ["a", "b"]
@@ -119,6 +133,7 @@ def test_the_command_prints_the_agreement_in_80_columns(tmp_path, monkeypatch, c
     text = run()
     assert "verdict  induction in 3 of 3 seeds, agreement 1.000 [0.439, 1.000]" in text
     assert "pooled Attrib of block_input" in text
+    assert "2 of 5 sites differ from 0 (false discovery rate 5%)" in text
     assert max(map(len, text.splitlines())) <= 80
     summary = json.loads(run("--json"))
     assert summary["verdict"]["count"] == 3

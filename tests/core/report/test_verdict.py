@@ -10,6 +10,7 @@ from tests.core.rows import PROVENANCE, make_rows
 EFFECTS = {
     "L0.block_input@key": 1.0,
     "L0.block_input@value": 0.0,
+    "L1.block_input@key": 0.0,
     "L1.block_input@value": 0.75,
     "L1.block_input@query": 0.0,
 }
@@ -38,7 +39,7 @@ def shown(capsys):
 def test_label_sentence_and_family(shown):
     text = shown(result([make_rows(EFFECTS, n=60, right=56)]))
     assert "verdict induction: The association is stored" in text
-    assert "2 of 4 sites differ from 0 (false discovery rate 5%)" in text
+    assert "2 of 5 sites differ from 0 (false discovery rate 5%)" in text
 
 
 def test_directions_and_metrics_are_side_by_side(shown):
