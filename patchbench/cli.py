@@ -5,8 +5,11 @@ commands, so that `patchbench --help` answers at once. Exit codes: 0, 2 for a mi
 asked (one line), 1 for a bug or a failed control, 130 when interrupted.
 """
 
+import errno
+import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -36,8 +39,10 @@ from patchbench.cli_train import train
 from patchbench.common import ControlError, UserError
 from patchbench.common.files import check_writable
 
-# Typer carries its own click since 0.29 and used the installed one before: ask it for the class.
 INTERRUPTED = 130
+# What a stream says that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# Typer carries its own click since 0.29 and used the installed one before: ask it for the class.
 _UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
@@ -163,7 +168,9 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="patchbench", standalone_mode=False)
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()  # a full disk is told here, not after the exit code
         if code == INTERRUPTED:  # typer turns Ctrl-C into an exit of its own
             raise KeyboardInterrupt
     except UserError as error:
@@ -173,11 +180,34 @@ def _run() -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted; nothing was written", INTERRUPTED)
     except _UsageError as error:
-        message = getattr(error, "format_message")()  # noqa: B009
-        code = _fail(message, 2) if message else 2  # without arguments the help is shown, no more
+        code = _misused(error)
     except ControlError as error:
         code = _fail(str(error), 1)
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        code = _unwritable(error)
     return int(code or 0)
+
+
+def _misused(error: Exception) -> int:
+    message = getattr(error, "format_message")()  # noqa: B009
+    if not message:
+        return 2  # without arguments the help is shown, no more
+    context = getattr(error, "ctx", None)
+    if message.endswith(".") and context is not None:  # no remedy so far
+        message = f"{message[:-1]}: see `{context.command_path} --help`"
+    return _fail(message, 2)
+
+
+def _unwritable(error: OSError) -> int:
+    """Tell that stdout is full, and keep Python from writing what is left as it ends."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+    return _fail(
+        f"the output cannot be written ({error.strerror}): make room, or write it elsewhere", 2
+    )
 
 
 def _fail(message: str, code: int) -> int:

@@ -166,8 +166,8 @@ def leaderboard(
     from patchbench.report.leaderboard import print_leaderboard, write_leaderboard_page
 
     board = collect(folders, corruption=corruption, positions=names(positions), layer=layer)
-    for line in board.skipped:
-        typer.echo(f"warning: left out: {line}", err=True)
+    for warning in board.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if as_json:
         typer.echo(json.dumps(board.to_json(), indent=2))
     elif out is None:

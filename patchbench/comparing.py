@@ -10,7 +10,7 @@ resampled with the same draws, which leaves out what the items have in common. O
 independent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class ComparisonRow:
 
 
 _PLAIN = ("name", "model", "task", "layer", "verdict", "paired")
+_SHOWN = ("reference", "corruption", "component", "layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Comparison:
         corruption: of the effects.
         component: of the effects.
         positions: of the effects.
+        layer: of the effects; None for each model's middle one.
         warnings: in what the Results are not comparable.
     """
 
@@ -86,11 +88,12 @@ class Comparison:
     corruption: str
     component: str
     positions: Sequence[str]
+    layer: int | None = None
     warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict for JSON."""
-        plain = {name: getattr(self, name) for name in ("reference", "corruption", "component")}
+        plain = {name: getattr(self, name) for name in _SHOWN}
         lists = {"positions": list(self.positions), "warnings": list(self.warnings)}
         return plain | lists | {"rows": [row.to_json() for row in self.rows]}
 
@@ -123,13 +126,10 @@ def compare(
     if len(results) < 2:
         raise UserError(f"{len(results)} Result to compare", "name at least two")
     positions = [str(Position.parse(position)) for position in positions]
-    _check_measured(results, component, layer)
-    lacking = [name for name, result in results.items() if not _has(result, corruption)]
-    if len(lacking) == len(results):
-        raise UserError(
-            f"none of the Results has the {corruption} corrupted and denoised",
-            "name another --corruption",
-        )
+    _check_component(results, component)
+    check_layer(layer, (number for result in results.values() for number in layers_of(result)))
+    lacking = [name for name, result in results.items() if not has_corruption(result, corruption)]
+    check_corruption(corruption, len(lacking) < len(results))
     names = sorted(results, key=lambda name: -results[name].accuracy.value)
     reference = names[0] if reference is None else reference
     if reference not in results:
@@ -149,14 +149,15 @@ def compare(
     if lacking:
         warnings.append(f"without the {corruption} corrupted and denoised: {', '.join(lacking)}")
     nowhere = [p for p in positions if not any(p in side.attrib for side in taken.values())]
-    if nowhere and any(_above(result, corruption) for result in results.values()):
-        warnings.append(f"no Attrib of {component} in any run at: {', '.join(nowhere)}")
+    if nowhere and any(is_above(result, corruption) for result in results.values()):
+        warnings.append(f"no run has an Attrib of {component} at {', '.join(nowhere)}")
     return Comparison(
         rows=rows,
         reference=reference,
         corruption=corruption,
         component=component,
         positions=positions,
+        layer=layer,
         warnings=warnings,
     )
 
@@ -232,7 +233,7 @@ def middle_layer(result: Result) -> int:
     """
     middle = max(1, (result.provenance["model"].get("num_layers") or 2) // 2)
     return min(
-        _layers(result) - {0}, key=lambda layer: (abs(layer - middle), layer), default=middle
+        layers_of(result) - {0}, key=lambda layer: (abs(layer - middle), layer), default=middle
     )
 
 
@@ -249,8 +250,8 @@ def effects_at(
     }
 
 
-def _check_measured(results: Mapping[str, Result], component: str, layer: int | None) -> None:
-    """Raise `UserError` if not one Result has a component or a layer at all."""
+def _check_component(results: Mapping[str, Result], component: str) -> None:
+    """Raise `UserError` if not one Result has a component at all."""
     known = {
         name
         for result in results.values()
@@ -258,24 +259,36 @@ def _check_measured(results: Mapping[str, Result], component: str, layer: int | 
     }
     if component not in known:
         raise UserError(f"no run has the component {component!r}", near_names(component, known))
-    layers = {number for result in results.values() for number in _layers(result)}
-    if layer is not None and layer not in layers:
+
+
+def check_layer(layer: int | None, known: Iterable[int]) -> None:
+    """Raise `UserError` if a layer that is asked for was measured nowhere."""
+    measured = sorted(set(known))
+    if layer is not None and layer not in measured:
+        raise UserError(f"no run has layer {layer}", f"measured: {', '.join(map(str, measured))}")
+
+
+def check_corruption(corruption: str, known: bool) -> None:
+    """Raise `UserError` if a corruption is known to no run."""
+    if not known:
         raise UserError(
-            f"no run has layer {layer}", f"measured: {', '.join(map(str, sorted(layers)))}"
+            f"no run has the {corruption} corrupted and denoised", "name another --corruption"
         )
 
 
-def _layers(result: Result) -> set[int]:
+def layers_of(result: Result) -> set[int]:
+    """Return the layers that were measured."""
     return {layer for layer in result.rows["layer"].unique().to_pylist() if layer is not None}
 
 
-def _above(result: Result, corruption: str) -> bool:
+def is_above(result: Result, corruption: str) -> bool:
     """Whether a Result has effects of a corruption to show."""
     run = run_of(result.summary["runs"], corruption, "denoise")
     return run is not None and not run["reasons"]
 
 
-def _has(result: Result, corruption: str) -> bool:
+def has_corruption(result: Result, corruption: str) -> bool:
+    """Return whether a Result has a corruption, denoised."""
     return run_of(result.summary["runs"], corruption, "denoise") is not None
 
 

@@ -34,7 +34,10 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
             raise UserError(f"{pattern} matches no folder", "name the folder of a Result")
         held = [folder for place in places for folder in _held(place, named=named)]
         if not held:
-            raise UserError(f"{pattern} holds no Result", f"there is no {_FILE} in or below it")
+            raise UserError(
+                f"{pattern} holds no Result, no {_FILE} in or below it",
+                "name a folder that was somebody's --out",
+            )
         for folder in held:  # once, by whatever name
             found.setdefault(folder.resolve(), folder)
     return dict(zip(_short_names(list(found.values())), found.values(), strict=True))

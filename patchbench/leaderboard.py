@@ -3,7 +3,7 @@
 Use:
 
     board = leaderboard(["runs/"])
-    board.entries[0].model, board.entries[0].accuracy, board.skipped
+    board.entries[0].model, board.entries[0].accuracy, board.warnings
 
 A Result that is found twice counts once: what tells two apart is what they say (settings, origin,
 numbers), never where they lie. The order depends on nothing else either, so a page made again from
@@ -18,9 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from patchbench.common import UserError
-from patchbench.comparing import POSITIONS, effects_at, middle_layer
+from patchbench.comparing import (
+    POSITIONS,
+    check_corruption,
+    check_layer,
+    effects_at,
+    has_corruption,
+    is_above,
+    layers_of,
+    middle_layer,
+)
 from patchbench.finding import find_results
 from patchbench.results import Result
+from patchbench.sites import Position
 from patchbench.statistics import Estimate
 
 
@@ -70,13 +80,13 @@ class Leaderboard:
         entries: each Result once.
         positions: of the effects.
         corruption: of the effects.
-        skipped: a line for each folder that holds a damaged Result.
+        warnings: a line for each damaged Result, and for positions that none has.
     """
 
     entries: Sequence[Entry]
     positions: Sequence[str]
     corruption: str
-    skipped: Sequence[str]
+    warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict for JSON."""
@@ -103,22 +113,33 @@ def leaderboard(
         layer: of the effects; by default each model's middle one.
 
     Raises:
-        UserError: one of the folders holds no Result, or all Results are damaged.
+        UserError: one of the folders holds no Result, all Results are damaged, or none has the
+            corruption or the layer.
     """
+    positions = [str(Position.parse(position)) for position in positions]
     entries: dict[str, Entry] = {}
-    skipped = []
+    warnings, layers, known, above = [], set(), False, False
     for path in find_results([str(folder) for folder in folders]).values():
         try:
-            entry = _entry(Result.load(path), corruption, positions, layer)
+            result = Result.load(path)
+            entry = _entry(result, corruption, positions, layer)
         except UserError as error:
-            skipped.append(str(error))
+            warnings.append(f"left out: {error}")
             continue
         entries[entry.id] = entry
+        layers |= layers_of(result)
+        known |= has_corruption(result, corruption)
+        above |= is_above(result, corruption)
     if not entries:
-        raise UserError("there is no Result that can be read", skipped[0])
+        raise UserError("no Result can be read", warnings[0].removeprefix("left out: "))
+    check_corruption(corruption, known)
+    check_layer(layer, layers)
+    found = {position for entry in entries.values() for position in entry.attrib}
+    if above and (nowhere := [position for position in positions if position not in found]):
+        warnings.append(f"no Result has an Attrib of block_input at {', '.join(nowhere)}")
     ordered = sorted(entries.values(), key=lambda e: (e.task, -e.accuracy.value, e.model, e.id))
     return Leaderboard(
-        entries=ordered, positions=tuple(positions), corruption=corruption, skipped=skipped
+        entries=ordered, positions=tuple(positions), corruption=corruption, warnings=warnings
     )
 
 

@@ -147,9 +147,9 @@ def pool(
 def _check_alike(results: Mapping[str, Result]) -> None:
     trained = all("training" in result.provenance for result in results.values())
     first, *others = results
-    wanted = _experiment(results[first], trained)
+    wanted = experiment(results[first], trained=trained)
     for name in others:
-        if found := differences(wanted, _experiment(results[name], trained)):
+        if found := differences(wanted, experiment(results[name], trained=trained)):
             more = len(found) - _MOST_DIFFERENCES
             raise UserError(
                 f"{name} is another experiment than {first} ({', '.join(found[:_MOST_DIFFERENCES])}"
@@ -158,7 +158,7 @@ def _check_alike(results: Mapping[str, Result]) -> None:
             )
 
 
-def _experiment(result: Result, trained: bool) -> dict[str, Any]:
+def experiment(result: Result, *, trained: bool) -> dict[str, Any]:
     """Return everything but the seeds that the numbers depend on."""
     task, model = result.provenance["task"], result.provenance["model"]
     config = {k: v for k, v in task["config"].items() if k != "grammar_seed"}

@@ -235,11 +235,13 @@ class Result:
         content = _read_json(directory)
         path = directory / _ROWS
         if not path.is_file():
-            raise UserError(f"{directory}: {_ROWS} is missing", "the folder is damaged")
+            raise UserError(
+                f"{directory} is damaged: {_ROWS} is missing", "run the evaluation again"
+            )
         if _digest(path) != content["rows"].get("sha256"):
             raise UserError(
                 f"{path} is not the file that {_JSON} describes",
-                "the folder is damaged or was edited: run the evaluation again",
+                "it is damaged or was edited: run the evaluation again",
             )
         try:
             rows = pq.read_table(path)

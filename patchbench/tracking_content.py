@@ -50,13 +50,9 @@ def measured(result: "Result", name: str) -> Content:
 def compared(comparison: "Comparison", results: "Mapping[str, Result]") -> Content:
     """Return what a comparison consists of."""
     from patchbench.report.compare import as_frame
-    from patchbench.report.comparison_figures import accuracy_scatter, mechanism_triangle
+    from patchbench.report.comparison_figures import comparison_figures
 
     frame = as_frame(comparison)
-    drawn = {
-        "mechanism_triangle": mechanism_triangle(results, corruption=comparison.corruption),
-        "accuracy_scatter": accuracy_scatter(results, corruption=comparison.corruption),
-    }
     plain: dict[str, Any] = comparison.to_json()
     del plain["rows"]
     rows = json.loads(frame.to_json(orient="values") or "[]")
@@ -65,7 +61,7 @@ def compared(comparison: "Comparison", results: "Mapping[str, Result]") -> Conte
         config=plain,
         scalars={"runs": len(rows)},
         table=("comparison", list(frame.columns), rows),
-        figures={name: figure for name, figure in drawn.items() if figure is not None},
+        figures=comparison_figures(comparison, results),
     )
 
 

@@ -34,7 +34,7 @@ def print_compared(comparison: "Comparison") -> None:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
     positions = comparison.positions[: MOST_COLUMNS - 1]
     console.print(
-        f"Attrib of [bold]{escape(comparison.component)}[/] entering the layer L, "
+        f"Attrib of [bold]{escape(comparison.component)}[/] of layer L, "
         f"{escape(comparison.corruption)} corrupted, denoise; ± the wider side (95 %)"
     )
     table = _table("run", "L", "accuracy", *positions)
@@ -109,7 +109,7 @@ def as_latex(comparison: "Comparison") -> str:
         if estimate is None:
             return "--"
         side = max(estimate.high - estimate.value, estimate.value - estimate.low)
-        return f"${estimate.value + 0.0:.2f} \\pm {side:.2f}$"
+        return f"${round(estimate.value, 2) + 0.0:.2f} \\pm {side:.2f}$"
 
     lines = [
         {"run": _tex(row.name), "accuracy": text(row.accuracy)}
@@ -134,7 +134,7 @@ def write_comparison_page(
     Raises:
         UserError: it cannot be written.
     """
-    from patchbench.report.comparison_figures import accuracy_scatter, mechanism_triangle
+    from patchbench.report.comparison_figures import comparison_figures
     from patchbench.report.figures import grid_components, heat_map
     from patchbench.report.html import interval_text
     from patchbench.report.page import Block, PageTable, render_page
@@ -143,11 +143,7 @@ def write_comparison_page(
         return interval_text(None if estimate is None else estimate.to_json(), 2)
 
     ordered = {row.name: results[row.name] for row in comparison.rows}
-    corruption = comparison.corruption
-    together = [
-        mechanism_triangle(ordered, corruption=corruption),
-        accuracy_scatter(ordered, corruption=corruption),
-    ]
+    together = comparison_figures(comparison, results)
     reached = PageTable(
         header=["run", "accuracy", *(f"Attrib@{p}" for p in comparison.positions), "verdict"],
         rows=[
@@ -173,7 +169,7 @@ def write_comparison_page(
     blocks = [
         Block(
             "Side by side",
-            figures=[figure for figure in together if figure is not None],
+            figures=list(together.values()),
             tables=[reached, differences],
         )
     ]

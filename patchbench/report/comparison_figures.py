@@ -6,16 +6,20 @@ Use:
 
     mechanism_triangle({"ar-mamba": result, …}).show()
     accuracy_scatter({"ar-mamba": result, …}, position="value").show()
+    for name, figure in comparison_figures(comparison, results).items():
+        ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import plotly.graph_objects as go
 
 from patchbench.common import UserError
-from patchbench.comparing import effects_at, middle_layer
+from patchbench.comparing import ACCURACY, POSITIONS, effects_at, middle_layer
+from patchbench.conv_widths import Width, width_families
+from patchbench.pooling import pool
 from patchbench.report.estimates import bars, words
 from patchbench.report.palette import GREY, axis, color, label, layout, marker
 from patchbench.sites import Position
@@ -23,15 +27,55 @@ from patchbench.statistics import Estimate
 from patchbench.summary import run_of
 
 if TYPE_CHECKING:
+    from patchbench.comparing import Comparison
     from patchbench.results import Result
 
 _CORNERS = ("key", "value", "query")
 _LABELLED = 12
 _LONG = 32
+_PATTERNS = ("", "/", "x", ".", "-", "+")
+
+
+class _Shown(TypedDict):
+    """What all figures of a comparison are of."""
+
+    corruption: str
+    component: str
+    layer: int | None
+
+
+def comparison_figures(
+    comparison: "Comparison", results: "Mapping[str, Result]"
+) -> dict[str, go.Figure]:
+    """Return every figure that a comparison has something for, by a stable name.
+
+    Args:
+        comparison: whose runs, corruption, component and layer are drawn.
+        results: that it is of, by name.
+    """
+    ordered = {row.name: results[row.name] for row in comparison.rows}
+    shown: _Shown = {
+        "corruption": comparison.corruption,
+        "component": comparison.component,
+        "layer": comparison.layer,
+    }
+    found = {
+        "mechanism_triangle": mechanism_triangle(ordered, **shown),
+        "accuracy_scatter": accuracy_scatter(ordered, **shown),
+    }
+    for family, by_width in width_families(ordered).items():
+        found[f"conv_widths/{family}"] = conv_width_bars(
+            by_width, of=family, positions=comparison.positions, **shown
+        )
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def mechanism_triangle(
-    results: "Mapping[str, Result]", *, layer: int | None = None, corruption: str = "key"
+    results: "Mapping[str, Result]",
+    *,
+    layer: int | None = None,
+    corruption: str = "key",
+    component: str = "block_input",
 ) -> go.Figure | None:
     """Return the models in a triangle of Key, Value and Query; None if none can be placed.
 
@@ -41,7 +85,7 @@ def mechanism_triangle(
     """
     figure, left = go.Figure(), []
     for index, (name, result) in enumerate(results.items()):
-        effects = _at(result, layer, corruption)
+        effects = _at(result, layer, corruption, component)
         sums = dict.fromkeys(_CORNERS, 0.0)
         for position, effect in effects.items():
             role = Position.parse(position).role
@@ -66,12 +110,11 @@ def mechanism_triangle(
     if not figure.data:
         return None
     sides = {"aaxis": "value", "baxis": "key", "caxis": "query"}
-    which = "the middle layer" if layer is None else f"layer {layer}"
     figure.update_layout(
         **layout(
             "Where the association is<br>"
-            f"<sup>shares of Attrib entering {which}, {label(corruption)} corrupted"
-            + (f"; {len(left)} without a place" if left else "")
+            f"<sup>{_where(component, layer)}, shares; {label(corruption)} corrupted"
+            + (f"<br>{len(left)} without a place" if left else "")
             + "</sup>",
             showlegend=len(list(figure.data)) <= _LABELLED,
         ),
@@ -99,6 +142,7 @@ def accuracy_scatter(
     position: str = "value",
     layer: int | None = None,
     corruption: str = "key",
+    component: str = "block_input",
 ) -> go.Figure | None:
     """Return accuracy against Attrib at a position: equal accuracy, unequal mechanism.
 
@@ -108,7 +152,7 @@ def accuracy_scatter(
     figure = go.Figure()
     for index, (name, result) in enumerate(results.items()):
         run = run_of(result.summary["runs"], corruption, "denoise")
-        effect = _at(result, layer, corruption).get(position)
+        effect = _at(result, layer, corruption, component).get(position)
         if effect is not None and not isfinite(effect.value):
             effect = None
         below = run is not None and bool(run["reasons"])
@@ -145,55 +189,87 @@ def accuracy_scatter(
 
 
 def conv_width_bars(
-    results: "Mapping[int, Result]", *, positions: tuple[str, ...] = ("key", "value", "query")
+    results: "Mapping[Width, Sequence[Result]]",
+    *,
+    of: str = "",
+    positions: Sequence[str] = POSITIONS,
+    layer: int | None = None,
+    corruption: str = "key",
+    component: str = "block_input",
 ) -> go.Figure:
     """Return accuracy and Attrib by the width of the short convolution, with intervals.
 
     Args:
-        results: by width; 0 is no convolution.
-        positions: of the residual stream entering the middle layer.
+        results: by width, 0 for no convolution; several of one width are seeds, which are pooled.
+        of: what they are, for the title.
+        positions: of the effects.
+        layer: of the effects; by default each model's middle one.
+        corruption: of the effects.
+        component: of the effects.
 
     Raises:
-        UserError: there is no Result.
+        UserError: there is no Result, or those of one width are not seeds of one experiment.
     """
     if not results:
         raise UserError("no Result to compare", "give at least one by its convolution's width")
-    widths = sorted(results)
-    lines: dict[str, list[Estimate | None]] = {
-        "accuracy": [results[width].accuracy for width in widths]
-    }
-    for position in positions:
-        lines[f"Attrib@{position}"] = [
-            _at(results[width], None, "key").get(position) for width in widths
-        ]
+    widths = sorted(results, key=lambda width: (isinstance(width, str), width))
+    reached = {width: _reached(results[width], layer, corruption, component) for width in widths}
+    names = [ACCURACY, *positions]
     shades = (GREY, *(color(Position.parse(position).role) for position in positions))
-    patterns = ("", "/", "x", ".", "-", "+")
     figure = go.Figure()
-    for index, (name, estimates) in enumerate(lines.items()):
-        shown = [
-            (w, e)
-            for w, e in zip(widths, estimates, strict=True)
-            if e is not None and isfinite(e.value)
-        ]
+    for index, name in enumerate(names):
+        shown = {
+            width: estimate
+            for width in widths
+            if (estimate := reached[width].get(name)) is not None and isfinite(estimate.value)
+        }
+        said = label(name if name == ACCURACY else f"Attrib@{name}")
         figure.add_bar(
-            x=[str(width) for width, _ in shown],
-            y=[e.value for _, e in shown],
-            error_y=bars([e for _, e in shown]),
-            name=label(name),
+            x=[str(width) for width in shown],
+            y=[estimate.value for estimate in shown.values()],
+            error_y=bars(list(shown.values())),
+            name=said,
             marker={
                 "color": shades[index],
-                "pattern": {"shape": patterns[index % len(patterns)]},
+                "pattern": {"shape": _PATTERNS[index % len(_PATTERNS)]},
             },
-            hovertext=[f"{label(name)}, width {w}<br>{words(e)}" for w, e in shown],
+            hovertext=[f"{said}, width {w}<br>{words(e)}" for w, e in shown.items()],
             hoverinfo="text",
         )
+    seeds = max(map(len, results.values()))
     figure.update_layout(
-        **layout("By the short convolution's width<br><sup>0: none</sup>", barmode="group"),
+        **layout(
+            f"{label(of) or 'Models'} by the short convolution's width<br><sup>"
+            f"{_where(component, layer)}, {label(corruption)} corrupted</sup>",
+            barmode="group",
+        ),
         height=400,
-        xaxis=axis("width", type="category", categoryarray=[str(width) for width in widths]),
+        xaxis=axis(
+            "width, 0 for none" + (f"; up to {seeds} seeds each" if seeds > 1 else ""),
+            type="category",
+            categoryarray=[str(width) for width in widths],
+        ),
         yaxis=axis("accuracy, Attrib"),
     )
     return figure
+
+
+def _reached(
+    seeds: "Sequence[Result]", layer: int | None, corruption: str, component: str
+) -> dict[str, Estimate]:
+    """Return accuracy and, by position, the effects, of one Result or of several seeds."""
+    first = seeds[0]
+    if len(seeds) == 1:
+        return {ACCURACY: first.accuracy, **_at(first, layer, corruption, component)}
+    pooled = pool(seeds)
+    run = run_of(pooled.summary["runs"], corruption, "denoise")
+    at = middle_layer(first) if layer is None else layer
+    start = f"L{at}.{component}@"
+    return {ACCURACY: pooled.accuracy} | {
+        effect["site"].removeprefix(start): Estimate.from_json(effect["attrib"])
+        for effect in (run["effects"] if run else ())
+        if effect["site"].startswith(start)
+    }
 
 
 def _short(name: str) -> str:
@@ -201,6 +277,12 @@ def _short(name: str) -> str:
     return label(name if len(name) <= _LONG else f"{name[: _LONG // 2]}…{name[-_LONG // 2 :]}")
 
 
-def _at(result: "Result", layer: int | None, corruption: str) -> dict[str, Estimate]:
+def _where(component: str, layer: int | None) -> str:
+    return f"Attrib of {label(component)} of {'the middle layer' if layer is None else f'L{layer}'}"
+
+
+def _at(
+    result: "Result", layer: int | None, corruption: str, component: str
+) -> dict[str, Estimate]:
     at = middle_layer(result) if layer is None else layer
-    return effects_at(result, at, corruption=corruption)
+    return effects_at(result, at, corruption=corruption, component=component)

@@ -41,7 +41,7 @@ def test_a_component_or_layer_of_no_run_is_refused():
 
 def test_positions_that_nobody_measured_are_told():
     compared = compare({"one": result(), "two": result()}, positions=("key", "value+2"))
-    assert compared.warnings == ["no Attrib of block_input in any run at: value+2"]
+    assert compared.warnings == ["no run has an Attrib of block_input at value+2"]
 
 
 def test_what_differs_between_runs_is_told():

@@ -88,7 +88,7 @@ def test_a_damaged_result_is_left_out_and_told(runs, monkeypatch, capsys):
     assert stderr.count("\n") == 1
     assert "left out" in stderr
     assert "run1" in stderr
-    with pytest.raises(UserError, match="no Result that can be read"):
+    with pytest.raises(UserError, match="no Result can be read"):
         leaderboard([rows.parent])
 
 

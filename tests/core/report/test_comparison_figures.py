@@ -24,7 +24,7 @@ def test_a_models_place_in_the_triangle_are_its_shares():
 def test_bars_by_the_width_of_the_convolution():
     with pytest.raises(UserError, match="no Result"):
         conv_width_bars({})
-    bars = conv_width_bars({4: result(), 0: result(right=2)}).data
+    bars = conv_width_bars({4: [result()], 0: [result(right=2)]}).data
     assert list(bars[0].x) == ["0", "4"]
     assert list(bars[0].y) == pytest.approx([0.05, 0.9])
     assert list(bars[2].x) == ["4"]  # no effect below the gate

@@ -215,7 +215,7 @@ def every_figure():
         "long": profile(result(wide), "block_input"),
         "triangle": mechanism_triangle(runs),
         "scatter": accuracy_scatter(runs),
-        "bars": conv_width_bars({0: result(right=2), 4: result()}),
+        "bars": conv_width_bars({0: [result(right=2)], 4: [result()], "long": [result()]}),
         "training": training_dynamics(dynamics()),
     }
 
