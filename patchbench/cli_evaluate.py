@@ -106,8 +106,8 @@ def evaluate(
     template: Annotated[
         str,
         typer.Option(
-            help="Layout of a pretrained model's prompt: auto, bare, colon, "
-            "arrow; or symbolic (the task's own token ids)."
+            help="Layout of a pretrained model's prompt: auto, bare, colon, arrow, record, "
+            "sentence; or symbolic (the task's own token ids)."
         ),
     ] = "auto",
     shots: Annotated[int, typer.Option(help="Solved documents in front of each prompt.")] = 0,

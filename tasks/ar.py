@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from patchbench.common import UserError
-from patchbench.tasks.base import BOS, EOS, FIRST_SYMBOL, Derived, Task
+from patchbench.tasks.base import ARORA, BOS, EOS, FIRST_SYMBOL, Derived, Task
 from patchbench.tasks.catalog import VARIANTS
 from patchbench.tasks.example import Examples
 from patchbench.tasks.held_out import HeldOutPairs
@@ -77,6 +77,7 @@ class ARTask(Task):
     Config = ARConfig
     config: ARConfig
     variants: ClassVar = VARIANTS["ar"]
+    source: ClassVar = ARORA
 
     @cached_property
     def symbols(self) -> list[str]:
@@ -96,6 +97,10 @@ class ARTask(Task):
     def max_length(self) -> int:
         """The length of every document."""
         return 2 * self.config.num_pairs + 5
+
+    def longer_by(self, pair: int = 2) -> dict[str, int]:
+        """Return what a pair takes."""
+        return {"num_pairs": pair}
 
     @cached_property
     def _held_out(self) -> HeldOutPairs:

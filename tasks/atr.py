@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 
 from patchbench.common import UserError, near_names
-from patchbench.tasks.base import BOS, EOS, FIRST_SYMBOL, Derived, Task
+from patchbench.tasks.base import ARORA, BOS, EOS, FIRST_SYMBOL, Derived, Task
 from patchbench.tasks.catalog import VARIANTS
 from patchbench.tasks.example import Examples
 from patchbench.tasks.grammar import Grammar, GrammarConfig
@@ -107,6 +107,7 @@ class ATRTask(Task):
     Config = ATRConfig
     config: ATRConfig
     variants: ClassVar = VARIANTS["atr"]
+    source: ClassVar = ARORA
 
     @cached_property
     def symbols(self) -> list[str]:

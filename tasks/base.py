@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 PAD, BOS, EOS = 0, 1, 2
 FIRST_SYMBOL = 3
 
+ARORA = (
+    "Arora et al., *Mechanistic evaluation of Transformers and state space models*, "
+    "arXiv 2505.15105."
+)
+
 # Part of every dataset's cache key: raise it whenever the same arguments give other bytes.
 GENERATOR_VERSION = "1.0.0"
 
@@ -92,12 +97,16 @@ class Task(ABC):
     Attributes:
         Config: the frozen dataclass of the family's settings.
         variants: named configs of the family; "" is the bare family name.
+        source: where the task comes from, for the card.
+        words: kind → the words that its symbols are rendered as; other kinds take any.
     """
 
     Config: ClassVar[type]
     variants: ClassVar[Mapping[str, Variant]] = {"": Variant("a task of another package")}
     roles: ClassVar[tuple[str, ...]] = ROLES
     corruptions: ClassVar[tuple[str, ...]] = CORRUPTIONS
+    source: ClassVar[str] = ""
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, *, name: str, config: Any, seed: int = 0) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -160,6 +169,19 @@ class Task(ABC):
     def swappable(self, examples: Examples) -> np.ndarray:
         """Return for each token whether the value may change places with it."""
         return np.ones(len(examples.tokens.values), bool)
+
+    @property
+    def template(self) -> str:
+        """The template of prompts for pretrained models; "auto" goes by the kinds of tokens."""
+        return "auto"
+
+    def longer_by(self, pair: int = 2) -> Mapping[str, int]:
+        """Return how many tokens a document grows by with each setting, to say what would fit.
+
+        Args:
+            pair: tokens of a key–value pair, with what is written around it.
+        """
+        return {}
 
     # What every task has.
 

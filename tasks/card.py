@@ -22,7 +22,7 @@ _SCHEMA = """\
 | column | meaning |
 |---|---|
 | `input_ids` | the whole document, the answer included |
-| `labels` | −100, but for the answer; aligned with `input_ids` (not shifted) |
+| `labels` | −100, but for what is to be learnt; aligned with `input_ids` (not shifted) |
 | `roles` | index of `bos`, `key`, `value`, `divider`, `query`, `answer` |
 | `answer` | token id; a model is read out at `roles.answer` − 1 |
 | `candidates` | the answers that stand in the context |
@@ -57,8 +57,7 @@ def card(task: Task, splits: Mapping[str, "Dataset"]) -> str:
             "```json\n" + json.dumps(asdict(task.config), indent=2) + "\n```\n",
             "The same settings give the same bytes:\n",
             f"```python\n{_code(task)}\n```\n",
-            "Task: Arora et al., *Mechanistic evaluation of Transformers and state space models*, "
-            "arXiv 2505.15105.\n",
+            f"Task: {task.source}\n" if task.source else "",
         ]
     )
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 TASKS: "Registry[type[Task]]" = Registry("task", entry_points="patchbench.tasks")
 TASKS.add("ar", "patchbench.tasks.ar:ARTask")
 TASKS.add("atr", "patchbench.tasks.atr:ATRTask")
+TASKS.add("induction", "patchbench.tasks.induction:InductionTask")
+TASKS.add("inverse_match", "patchbench.tasks.inverse_match:InverseMatchTask")
+TASKS.add("joint_recall", "patchbench.tasks.joint_recall:JointRecallTask")
+TASKS.add("kv_retrieval", "patchbench.tasks.kv_retrieval:KVRetrievalTask")
+TASKS.add("mqar", "patchbench.tasks.mqar:MQARTask")
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,50 @@ VARIANTS: Mapping[str, Mapping[str, Variant]] = {
             "associative treecall, left-headed: the parent stands before its children",
             {"headedness": "left"},
             _spread("4.0 ± 0.5", "5.2 ± 0.7", "10.0 ± 1.8", "7.2 ± 3.9"),
+        ),
+    },
+    "induction": {
+        "": Variant("induction: 32 distinct tokens, which begin to repeat at a random place"),
+        "tiny": Variant("induction in 8 of 16 tokens", {"length": 8, "num_tokens": 16}),
+    },
+    "inverse_match": {
+        "": Variant("the listed sequence that is the query backwards; 4 sequences of 4, both ways"),
+        "forward": Variant(
+            "the listed sequence that is the query as it stands, on the same lists",
+            {"forward": True},
+        ),
+        "tiny": Variant(
+            "inverse matching of 2 sequences of 2 of 16 tokens",
+            {"num_sequences": 2, "length": 2, "num_tokens": 16, "num_values": 16},
+        ),
+    },
+    "joint_recall": {
+        "": Variant(
+            "joint recall: the same 4 keys in each of 4 contexts, then a context and a key"
+        ),
+        "tiny": Variant(
+            "joint recall of 2 keys in each of 2 contexts",
+            {"num_blocks": 2, "num_pairs": 2, "num_contexts": 4, "num_keys": 16, "num_values": 16},
+        ),
+    },
+    "kv_retrieval": {
+        "": Variant("who likes what, in words: a record of 8 names and things, then a name"),
+        "sentences": Variant(
+            "who likes what, in sentences instead of a record", {"wording": "sentence"}
+        ),
+    },
+    "mqar": {
+        "": Variant("multi-query associative recall: 4 pairs, each asked within 64 tokens"),
+        "128": Variant("multi-query recall: 8 pairs, 128 tokens", {"length": 128, "num_pairs": 8}),
+        "256": Variant(
+            "multi-query recall: 16 pairs, 256 tokens", {"length": 256, "num_pairs": 16}
+        ),
+        "512": Variant(
+            "multi-query recall: 64 pairs, 512 tokens", {"length": 512, "num_pairs": 64}
+        ),
+        "tiny": Variant(
+            "multi-query recall of 3 pairs of 16 keys and 16 values, in 24 tokens",
+            {"length": 24, "num_pairs": 3, "num_keys": 16, "num_values": 16},
         ),
     },
 }

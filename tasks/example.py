@@ -3,7 +3,7 @@
 | column      | type                         | meaning                                         |
 |-------------|------------------------------|-------------------------------------------------|
 | input_ids   | list<int32>                  | the whole document, the answer included         |
-| labels      | list<int32>                  | −100, but for the answer (not shifted)          |
+| labels      | list<int32>                  | −100, but for what is to be learnt (not shifted) |
 | roles       | struct of int32              | where bos, key, value, divider, query, answer are |
 | answer      | int32                        | token id; it is read out at `roles.answer` − 1  |
 | candidates  | list<int32>                  | the answers that stand in the context           |
@@ -12,6 +12,8 @@
 
 A corruption's `answer` is what the task's rule gives on the corrupted context, −1 if it gives
 nothing definite; a corruption that could not be built has `input_ids` [] and `answer` −1.
+
+The answer is always to be learnt; a task with many queries in a document labels all of them.
 
 A task builds many rows at once as `Examples`, whose columns are NumPy arrays.
 """
@@ -73,6 +75,7 @@ class Examples:
         corruptions: name → corrupted twins; empty while the corruptions are not yet built.
         metadata: column → (rows,), the columns of `METADATA`.
         kinds: the words behind `metadata["query_kind"]`, which holds their indices.
+        labels: of each token, flat; None labels the answer alone.
     """
 
     tokens: Ragged
@@ -82,6 +85,7 @@ class Examples:
     corruptions: Mapping[str, Corruption]
     metadata: Mapping[str, np.ndarray]
     kinds: tuple[str, ...]
+    labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -128,6 +132,7 @@ class Examples:
                 for name, c in self.corruptions.items()
             },
             metadata={name: column[mask] for name, column in self.metadata.items()},
+            labels=None if self.labels is None else self.labels[flat],
         )
 
     def to_arrow(self) -> "pa.Table":
@@ -140,8 +145,10 @@ class Examples:
         def struct(columns: Mapping[str, pa.Array]) -> pa.StructArray:
             return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
 
-        labels = np.full(len(self.tokens.values), IGNORED, np.int32)
-        labels[self.tokens.starts + self.roles["answer"]] = self.answer
+        labels = self.labels
+        if labels is None:
+            labels = np.full(len(self.tokens.values), IGNORED, np.int32)
+            labels[self.tokens.starts + self.roles["answer"]] = self.answer
         kind = pa.DictionaryArray.from_arrays(
             integers(self.metadata["query_kind"]), pa.array(self.kinds)
         )

@@ -6,7 +6,10 @@ Use:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from patchbench.common import UserError
 
 if TYPE_CHECKING:
     from patchbench.tasks.base import Task
@@ -22,18 +25,14 @@ def fewer_symbols(task: "Task", *, room: int, needed: int) -> str:
         needed: symbols that the task has.
     """
     config: Mapping[str, Any] = vars(task.config)
-    if "num_keys" in config and "num_values" in config:
-        small = min(config["num_keys"], config["num_values"], room // 2)
-        sizes = {"num_keys": small, "num_values": small}
-        # The smaller kind may stay as it is, and leaves room to the larger.
-        larger = "num_keys" if config["num_keys"] > config["num_values"] else "num_values"
-        sizes[larger] = min(config[larger], room - small)
-        if small > config.get("num_pairs", 1):
-            return "the largest that fits is " + ",".join(f"{k}={v}" for k, v in sizes.items())
-    if "num_terminals" in config:
-        largest = room - (needed - config["num_terminals"])
-        if largest >= 2:
-            return f"the largest that fits is num_terminals={largest}"
+    sizes = {f"num_{kind}s": 0 for kind in task.kinds if f"num_{kind}s" in config}
+    left = room - (needed - sum(config[name] for name in sizes))
+    # The smaller kinds may stay as they are, and leave room to the larger.
+    for done, name in enumerate(sorted(sizes, key=lambda name: config[name])):
+        sizes[name] = min(config[name], left // (len(sizes) - done))
+        left -= sizes[name]
+    if sizes and _possible(task, sizes):
+        return "the largest that fits is " + ",".join(f"{k}={v}" for k, v in sizes.items())
     return "choose a task with a smaller vocabulary, or a model with a larger one"
 
 
@@ -50,15 +49,24 @@ def shorter_documents(
         where: what else the setting takes for granted, as " with shots=0".
     """
     config: Mapping[str, Any] = vars(task.config)
-    if "num_pairs" in config:
-        pairs = config["num_pairs"] - -(-excess // pair)
-        if pairs >= 1:
-            return f"the largest that fits is num_pairs={pairs}{where}"
+    for name, tokens in task.longer_by(pair).items():
+        largest = config[name] - -(-excess // tokens)
+        if _possible(task, {name: largest}):
+            return f"the largest that fits is {name}={largest}{where}"
     if "max_sentence_length" in config and context - excess >= config["min_length"]:
         return f"the largest that fits is max_sentence_length={context - excess}{where}"
-    return "the task's shortest document is too long; choose another model"
+    return "choose other settings of the task, or choose another model"
 
 
 def longest_context(examples: "Examples") -> int:
     """Return the number of symbols of the longest context."""
     return int((examples.roles["divider"] - examples.roles["bos"] - 1).max())
+
+
+def _possible(task: "Task", settings: Mapping[str, int]) -> bool:
+    """Return whether the task can be made with these settings in place of its own."""
+    try:
+        replace(task.config, **settings)
+    except UserError:
+        return False
+    return True

@@ -62,9 +62,15 @@ def lay_out(task: "Task", examples: Examples, pieces: Pieces) -> Layout:
         is_key = inside & (kind == task.kind_names.index("key"))
         is_value = inside & (kind == task.kind_names.index("value"))
         joined = joined | (is_value & _after(is_key))
-        broken = is_key & _after(is_value)
+        broken = inside & ~is_value & _after(is_value)
+    opened = examples.in_context & ~_after(examples.in_context)
 
-    before = [(joined, pieces.joiner), (broken, pieces.line), (divider, pieces.divider)]
+    before = [
+        (opened, pieces.opening),
+        (joined, pieces.joiner),
+        (broken, pieces.line),
+        (divider, pieces.divider),
+    ]
     widths = is_word.astype(np.int64)
     for mask, piece in before:
         widths += mask * len(piece)

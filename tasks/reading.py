@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_examples(dataset: "datasets.Dataset") -> Examples:
-    """Return the rows of a dataset of the tasks' schema as columns.
+    """Return the rows of a dataset of the tasks' schema as columns; of labels only the answer's.
 
     Raises:
         ValueError: a corruption is not as long as its document.

@@ -30,7 +30,7 @@ from patchbench.tasks.reading import read_examples
 from patchbench.tasks.render_checks import check_rendered, count_other_tokens
 from patchbench.tasks.shots import POOL_ROWS, choose_shots
 from patchbench.tasks.templates import TEMPLATES, Pieces, find_pieces
-from patchbench.tasks.words import Word, assign_words, find_words
+from patchbench.tasks.words import Word, assign_words, find_words, known_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,12 +46,12 @@ class RenderConfig:
     """How a task is written.
 
     Attributes:
-        template: see `patchbench.tasks.templates`; "auto" takes "colon" where the context consists
-            of pairs, else "bare".
+        template: see `patchbench.tasks.templates`; "auto" takes the task's own, or "colon" where
+            the context consists of pairs, else "bare".
         shots: solved documents in front of each prompt.
     """
 
-    template: Literal["auto", "bare", "colon", "arrow"] = "auto"
+    template: Literal["auto", "bare", "colon", "arrow", "record", "sentence"] = "auto"
     shots: int = 0
 
     def __post_init__(self) -> None:
@@ -95,12 +95,16 @@ class Renderer:
         self.config = config or RenderConfig()
         self._max_positions, self._seed = max_positions, seed
         words = find_words(tokenizer)
-        self._token_of, self.words = assign_words(task, words)
+        own = {kind: known_words(tokenizer, texts) for kind, texts in task.words.items()}
+        self._token_of, self.words = assign_words(task, words, own)
+        words = [*words, *(word for found in own.values() for word in found)]
         self.template, self._pieces = self._find_template(words)
         self.notes: list[str] = list(self._pieces.notes)
 
     def _find_template(self, words: "Sequence[Word]") -> tuple[str, Pieces]:
         name = self.config.template
+        if name == "auto":
+            name = self._task.template
         if name == "auto":
             name = "colon" if has_pairs(self._task) else "bare"
         texts = set(self.words.values())

@@ -5,6 +5,8 @@ r"""How a document is written for a pretrained model, and the tokens of what sta
 | bare     | ` k v k v\n q a`          | ` w w w w\n q a`     |
 | colon    | ` k: v\n k: v\n q: a`     | ` w w w w\n q: a`    |
 | arrow    | ` k -> v\n k -> v\n q -> a` | ` w w w w\n q -> a` |
+| record   | ` { k: v, k: v }\n q: a` | ` { w w w w }\n q: a` |
+| sentence | ` k likes v. k likes v.\n q likes a` | ` w w w w.\n q likes a` |
 
 Every word follows a space, so that it is the same token wherever it stands. Solved documents in
 front are separated by an empty line.
@@ -32,17 +34,23 @@ class Template:
 
     Attributes:
         joiner: between a key and its value, and between query and answer.
-        has_lines: whether each pair has a line of its own.
+        between: between pairs; None for the end of a line.
+        opening: before the context.
+        closing: after it.
     """
 
     joiner: str
-    has_lines: bool
+    between: str | None = None
+    opening: str = ""
+    closing: str = ""
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "bare": Template("", has_lines=False),
-    "colon": Template(":", has_lines=True),
-    "arrow": Template(" ->", has_lines=True),
+    "bare": Template("", between=""),
+    "colon": Template(":"),
+    "arrow": Template(" ->"),
+    "record": Template(":", between=",", opening=" {", closing=" }"),
+    "sentence": Template(" likes", between=".", closing="."),
 }
 # Some tokenizers have no line break, or make a space of it.
 _BREAKS = ("\n", ";", ".", ",")
@@ -58,6 +66,7 @@ class Pieces:
         bos: index of BOS in `prefix`, −1 where there is no prefix.
         joiner: between a key and its value, and between query and answer.
         line: between pairs.
+        opening: before the context.
         divider: between the context and the query.
         separator: between documents.
         notes: what the user should know of them.
@@ -67,6 +76,7 @@ class Pieces:
     bos: int
     joiner: tuple[int, ...]
     line: tuple[int, ...]
+    opening: tuple[int, ...]
     divider: tuple[int, ...]
     separator: tuple[int, ...]
     notes: tuple[str, ...]
@@ -81,16 +91,22 @@ def find_pieces(
         UserError: the tokenizer cannot write it, or not in the same way between all words.
     """
     prefix, bos, notes = _find_prefix(tokenizer, words[0])
-    joiner = _between(tokenizer, TEMPLATES[template].joiner, words)
-    if joiner is None:
-        raise UserError(
-            f"the tokenizer cannot write {TEMPLATES[template].joiner!r} between words, which the "
-            f"template {template!r} needs",
-            "choose --template bare",
-        )
+    wanted = TEMPLATES[template]
+
+    def needed(text: str) -> tuple[int, ...]:
+        piece = _between(tokenizer, text, words)
+        if piece is None:
+            raise UserError(
+                f"the tokenizer cannot write {text!r} between words, which the template "
+                f"{template!r} needs",
+                "choose --template bare",
+            )
+        return piece
+
+    joiner, opening = needed(wanted.joiner), needed(wanted.opening)
     for end in _BREAKS:
-        divider = _between(tokenizer, end, words)
-        if divider:
+        line = _between(tokenizer, end, words)
+        if line:
             break
     else:
         raise UserError(
@@ -103,10 +119,11 @@ def find_pieces(
         prefix=prefix,
         bos=bos,
         joiner=joiner,
-        line=divider if TEMPLATES[template].has_lines else (),
-        divider=divider,
+        line=line if wanted.between is None else needed(wanted.between),
+        opening=opening,
+        divider=needed(wanted.closing + end) if wanted.closing else line,
         # Not every tokenizer can write an empty line.
-        separator=(_between(tokenizer, end * 2, words) or divider) if shots else (),
+        separator=(_between(tokenizer, end * 2, words) or line) if shots else (),
         notes=notes,
     )
 

@@ -11,7 +11,7 @@ Use:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,6 +76,18 @@ def find_words(tokenizer: "PreTrainedTokenizerBase") -> list[Word]:
     return sorted(found.values(), key=group)
 
 
+def known_words(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[Word]:
+    """Return those of the given words that the tokenizer writes as one token after a space."""
+    unknown = tokenizer.unk_token_id
+    before = encode(tokenizer, [f"{text} {text}" for text in texts])
+    after = encode(tokenizer, [f"{text} {text} {text}" for text in texts])
+    return [
+        Word(text, ids[-1])
+        for text, start, ids in zip(texts, before, after, strict=True)
+        if ids[:-1] == start and ids[-1] == start[-1] != unknown
+    ]
+
+
 def _confirmed(
     tokenizer: "PreTrainedTokenizerBase", words: Sequence[Word], *, whole: bool
 ) -> list[Word]:
@@ -102,11 +114,18 @@ def _confirmed(
     return sorted(confirmed, key=lambda word: word.token)
 
 
-def assign_words(task: "Task", words: Sequence[Word]) -> tuple[np.ndarray, dict[int, str]]:
+def assign_words(
+    task: "Task", words: Sequence[Word], own: Mapping[str, Sequence[Word]] | None = None
+) -> tuple[np.ndarray, dict[int, str]]:
     """Give every symbol of the task that is not special a word of its own.
 
     A symbol whose name is a word in brackets, such as `<parent>`, gets that word. The others take
     the words in order, the kinds by turns, so that keys are no rarer than values.
+
+    Args:
+        task: the task.
+        words: for any symbol, the most suitable first.
+        own: kind → the words that only its symbols take, and it no others.
 
     Returns:
         Symbol id → token id, (vocab_size,), −1 for special symbols; and symbol id → word.
@@ -115,10 +134,10 @@ def assign_words(task: "Task", words: Sequence[Word]) -> tuple[np.ndarray, dict[
         UserError: the tokenizer has too few words.
     """
     by_text = {word.text: word for word in words}
-    named: dict[int, Word] = {}
+    named = _take_own(task, own or {})
     ranked: list[tuple[int, int]] = []
     for kind, symbols in task.kinds.items():
-        if kind == "special":
+        if kind == "special" or kind in (own or {}):
             continue
         for rank, symbol in enumerate(symbols):
             name = task.symbols[symbol]
@@ -141,3 +160,25 @@ def assign_words(task: "Task", words: Sequence[Word]) -> tuple[np.ndarray, dict[
     for symbol, word in chosen.items():
         tokens[symbol] = word.token
     return tokens, {symbol: word.text for symbol, word in chosen.items()}
+
+
+def _take_own(task: "Task", own: Mapping[str, Sequence[Word]]) -> dict[int, Word]:
+    """Return symbol → word for the kinds with words of their own: its name where that is one.
+
+    Raises:
+        UserError: a kind has more symbols than the tokenizer has words for it.
+    """
+    taken: dict[int, Word] = {}
+    for kind, words in own.items():
+        symbols = task.kinds[kind]
+        if len(symbols) > len(words):
+            raise UserError(
+                f"task {task.name!r} has {len(symbols)} symbols of kind {kind!r}, of its words for "
+                f"them the tokenizer writes {len(words)} as one token",
+                f"the largest that fits is num_{kind}s={len(words)}",
+            )
+        by_text = {word.text: word for word in words}
+        named = {s: by_text[task.symbols[s]] for s in symbols if task.symbols[s] in by_text}
+        free = (word for word in words if word not in set(named.values()))
+        taken |= {s: named[s] if s in named else next(free) for s in symbols}
+    return taken

@@ -15,11 +15,16 @@ NAMES = [
     "ar", "ar/held_out", "ar/mini", "ar/reverse", "ar/tiny",
     "atr/child", "atr/easy", "atr/held_out", "atr/large_vocab", "atr/left", "atr/medium",
     "atr/sibling", "atr/uniform_heads",
+    "induction", "induction/tiny",
+    "inverse_match", "inverse_match/forward", "inverse_match/tiny",
+    "joint_recall", "joint_recall/tiny", "kv_retrieval", "kv_retrieval/sentences",
+    "mqar", "mqar/128", "mqar/256", "mqar/512", "mqar/tiny",
 ]  # fmt: skip
 
 
 def test_every_task_is_listed_and_loads():
-    infos = [info for info in list_tasks() if info.name.split("/")[0] in ("ar", "atr")]
+    families = {name.split("/")[0] for name in NAMES}
+    infos = [info for info in list_tasks() if info.name.split("/")[0] in families]
     assert [info.name for info in infos] == NAMES
     for info in infos:
         task = load_task(info.name)

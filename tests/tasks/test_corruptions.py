@@ -8,7 +8,7 @@ import pytest
 from patchbench.tasks import list_tasks, load_task
 from patchbench.tasks.checks import CorruptionError, check_examples
 from patchbench.tasks.sampling import generator
-from tests.tasks import oracle
+from tests.tasks import oracle, oracle_lists
 
 # Small alphabets and long sentences: repeated terminals, equal parents, used-up alphabets.
 CROWDED = {
@@ -23,9 +23,16 @@ CROWDED = {
     "private": ("atr/easy", {"heads": "private", "num_terminals": 6, "num_nonterminals": 6}),
     "pairs": ("ar", {"num_pairs": 3, "num_keys": 4, "num_values": 4}),
     "pairs backwards": ("ar/reverse", {"num_pairs": 3, "num_keys": 4, "num_values": 4}),
+    "induction": ("induction", {"length": 5, "num_tokens": 6}),
+    "inverse": ("inverse_match/tiny", {"num_tokens": 5, "num_values": 5}),
+    "forward": ("inverse_match/tiny", {"num_tokens": 5, "num_values": 5, "forward": True}),
+    "joint": ("joint_recall/tiny", {"num_contexts": 2, "num_keys": 3, "num_values": 5}),
+    "many queries": ("mqar/tiny", {"num_keys": 4, "num_values": 4}),
+    "words": ("kv_retrieval", {"num_pairs": 3, "num_keys": 4, "num_values": 4}),
 }
+OURS = ("ar", "atr", "induction", "inverse_match", "joint_recall", "kv_retrieval", "mqar")
 CASES = {
-    **{info.name: (info.name, {}) for info in list_tasks() if info.name.startswith("a")},
+    **{i.name: (i.name, {}) for i in list_tasks() if i.name.split("/")[0] in OURS},
     **CROWDED,
 }
 
@@ -33,8 +40,18 @@ CASES = {
 def answers(task, row, ids):
     """Return the oracle's answers for the tokens `ids` in place of the row's."""
     end, query = row["roles"]["divider"], ids[row["roles"]["query"]]
-    if task.name.startswith("ar"):
-        return oracle.recall(ids[1:end], query, task.config.reverse)
+    context, family = list(ids[1:end]), task.name.split("/")[0]
+    if family in ("ar", "kv_retrieval", "mqar"):
+        return oracle.recall(context, query, getattr(task.config, "reverse", False))
+    if family == "induction":
+        return oracle_lists.followers(context, query)
+    if family == "joint_recall":
+        is_context = task.kinds["context"].__contains__
+        return oracle_lists.in_block(context, is_context, ids[row["roles"]["query"] - 1], query)
+    if family == "inverse_match":
+        sequence = list(ids[end + 1 : row["roles"]["query"] + 1])
+        wanted = sequence if task.config.forward else sequence[::-1]
+        return oracle_lists.after_sequence(context, wanted)
     parents = [None if p < 0 else p - 1 for p in row["metadata"]["parents"][1:end]]
     return oracle.treecall(ids[1:end], parents, query, row["metadata"]["query_kind"])
 
@@ -76,8 +93,9 @@ def test_corrupted_rows(case):
         assert row["answer"] not in found
         assert swap["answer"] in found
         assert swap["answer"] == swap["input_ids"][roles["value"]]
-        key = max(i for i in range(1, end) if swap["input_ids"][i] == ids[roles["query"]])
-        assert key == roles["key"]
+        if name.startswith("atr"):  # the rightmost occurrence of the query stays so
+            key = max(i for i in range(1, end) if swap["input_ids"][i] == ids[roles["query"]])
+            assert key == roles["key"]
     assert swaps > 100
 
 
@@ -247,8 +265,11 @@ def test_the_two_statements_of_the_rule_agree(case):
     symbols = examples.in_context
     if name.startswith("atr"):
         tokens[symbols] = rng.choice(task.kinds["terminal"], size=symbols.sum())
-    else:
-        tokens[symbols] = rng.permuted(tokens[symbols].reshape(500, -1, 2), axis=1).reshape(-1)
+    else:  # within each document, the tokens of each kind change places
+        for row in range(500):
+            for kind in range(len(task.kinds)):
+                here = symbols & (examples.tokens.rows == row) & (task.kind_of[tokens] == kind)
+                tokens[here] = rng.permutation(tokens[here])
     derived = task.derive(tokens, examples, examples.answer)
     table = examples.to_arrow().to_pylist()
     for i, row in enumerate(table):

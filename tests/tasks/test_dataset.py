@@ -29,6 +29,14 @@ DIGESTS = {
     "atr/medium": "2522a68db090ef30",
     "atr/sibling": "168f2b660999bfc1",
     "atr/uniform_heads": "62418eacf91d79ec",
+    "induction": "14ad41dc4ef8e3fc",
+    "induction/tiny": "c27f3a00b2910e30",
+    "inverse_match": "62edda52c2e39126",
+    "inverse_match/forward": "695a07304f65c4f7",
+    "joint_recall": "fa2ea40b106d0c50",
+    "kv_retrieval": "46c50946da3df3cb",
+    "mqar": "980dbaef398a1968",
+    "mqar/512": "d155fc3c1ed75965",
 }
 
 

@@ -17,7 +17,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["ar/tiny", "atr/easy", "atr/child"])
+@pytest.mark.parametrize("name", ["ar/tiny", "atr/easy", "atr/child", "mqar/tiny", "kv_retrieval"])
 def test_load_dataset_reads_what_was_exported(name, tmp_path):
     task = load_task(name, seed=3)
     sizes = {"train": 200, "dev": 20, "test": 30}
@@ -49,6 +49,7 @@ def test_card(tmp_path):
     assert cells in body
     assert "keep_uncorruptible" in body
     assert "load_task('atr/easy', seed=3, num_terminals=12)" in body
+    assert task.source in body
     assert json.loads(body.split("```json\n")[1].split("```")[0])["num_terminals"] == 12
 
 

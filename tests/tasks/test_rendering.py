@@ -25,6 +25,8 @@ TASKS = {
     "ar_reverse": ("ar/reverse", {"num_pairs": 3, "num_keys": 12, "num_values": 12}),
     "atr": ("atr/easy", {}),
     "atr_kinds": ("atr/easy", {"query_kinds": "parent,child,sibling"}),
+    "joint_recall": ("joint_recall/tiny", {}),
+    "inverse_match": ("inverse_match/tiny", {}),
 }
 
 
@@ -70,18 +72,17 @@ def check_by_search(task, renderer, tokenizer, make, symbolic, rendered):
         if not symbols:
             assert (name, ids) == ("swap", [])
             continue
-        kept = symbols[1 : roles["divider"]] + symbols[roles["query"] : roles["answer"] + 1]
+        kept = symbols[1 : roles["divider"]] + symbols[roles["divider"] + 1 : roles["answer"] + 1]
         words, places, divider = by_search(tokenizer, prefix, ids, end)
         if end != "\n":  # documents are not told apart by the text
             words, places = words[-len(kept) :], places[-len(kept) :]
         assert words == [renderer.words[symbol] for symbol in kept]
-        context = roles["divider"] - 1
         assert rendered["roles"] == {
             "bos": 0 if prefix else -1,
             "key": places[roles["key"] - 1],
             "value": places[roles["value"] - 1],
             "divider": divider,
-            "query": places[context],
+            "query": places[roles["query"] - 2],  # BOS and the divider are not among them
             "answer": places[-1],
         }
         assert rendered["roles"]["answer"] == len(ids) - 1 == len(rendered["input_ids"]) - 1

@@ -27,6 +27,12 @@ def test_rows_that_fit_are_the_task_s(name):
         ("ar", 65, {"num_keys": 20}),
         ("atr/large_vocab", 100, {}),
         ("atr/easy", 12, {}),
+        ("induction", 50, {}),
+        ("inverse_match", 64, {}),
+        ("joint_recall", 100, {}),
+        ("joint_recall", 100, {"num_contexts": 8}),
+        ("kv_retrieval", 40, {}),
+        ("mqar", 40, {}),
     ],
 )
 def test_too_few_tokens_name_the_largest_setting(name, vocab_size, settings):
@@ -41,7 +47,17 @@ def test_too_few_tokens_name_the_largest_setting(name, vocab_size, settings):
         rows(name, vocab_size=vocab_size, **{**settings, **largest, last: largest[last] + 1})
 
 
-@pytest.mark.parametrize(("name", "room"), [("ar", 30), ("ar/reverse", 31), ("atr/easy", 12)])
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [
+        ("ar", 30),
+        ("ar/reverse", 31),
+        ("atr/easy", 12),
+        ("induction", 20),
+        ("inverse_match", 30),
+        ("joint_recall", 30),
+    ],
+)
 def test_too_few_positions_name_the_largest_setting(name, room):
     with pytest.raises(UserError, match=f"the model reads {room}: the largest that fits is") as e:
         rows(name, max_positions=room)
