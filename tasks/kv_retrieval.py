@@ -18,7 +18,7 @@ there keys and values are random identifiers of many tokens, which have no singl
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 from patchbench.tasks.ar import ARConfig, ARTask
 from patchbench.tasks.catalog import VARIANTS
@@ -70,7 +70,6 @@ class KVRetrievalTask(ARTask):
     """Key–value retrieval of one config and seed."""
 
     Config = KVRetrievalConfig
-    config: KVRetrievalConfig
     variants: ClassVar = VARIANTS["kv_retrieval"]
     source: ClassVar = (
         "after Liu et al., *Lost in the middle: how language models use long contexts*, "
@@ -81,7 +80,7 @@ class KVRetrievalTask(ARTask):
     @property
     def template(self) -> str:
         """The wording."""
-        return self.config.wording
+        return cast(KVRetrievalConfig, self.config).wording
 
     @cached_property
     def symbols(self) -> list[str]:
