@@ -194,8 +194,9 @@ def growth(costs: Costs) -> str:
         for arch in ("attention", "mamba"):
             seconds = [read(arch, size) for size in asked]
             power = log(seconds[-1] / seconds[-2]) / log(asked[-1] / asked[-2])
-            times = ", ".join(f"{1000 * s:.3g}" for s in seconds)
-            shown.append(f"{times} ms; at the end as size^{power:.1f}")
+            unit, scale = ("s", 1) if seconds[-1] > 1 else ("ms", 1000)
+            times = ", ".join(f"{float(f'{scale * s:.2g}'):g}" for s in seconds)
+            shown.append(f"{times} {unit}; at the end as size^{power:.1f}")
         lines.append(f"| {name} | {', '.join(map(str, asked))} | {what} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
@@ -233,12 +234,14 @@ def gpu(grid: Sequence[Run]) -> str:
     """Return how long the grid takes on a GPU that does the work of so many cores."""
     total = sum(run.seconds for run in grid)
     worth = (8, 32, 128)
-    lines = [
-        "| the runs that share it do the work of | " + " | ".join(f"{n} cores" for n in worth),
-        "|---" * (len(worth) + 1),
-        "| the grid takes, days | " + " | ".join(f"{total / n / 86400:.1f}" for n in worth),
-    ]
-    return "\n".join(f"{line} |" if not line.endswith("|") else line for line in lines)
+    days = [f"{total / cores / 86400:.1f}" for cores in worth]
+    return "\n".join(
+        [
+            f"| the runs that share it do the work of | {' | '.join(f'{n} cores' for n in worth)} |",
+            "|---" * (1 + len(worth)) + "|",
+            f"| the grid takes, days | {' | '.join(days)} |",
+        ]
+    )
 
 
 if __name__ == "__main__":
