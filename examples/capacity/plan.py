@@ -234,12 +234,13 @@ def gpu(grid: Sequence[Run]) -> str:
     """Return how long the grid takes on a GPU that does the work of so many cores."""
     total = sum(run.seconds for run in grid)
     worth = (8, 32, 128)
-    days = [f"{total / cores / 86400:.1f}" for cores in worth]
+    cores = " | ".join(f"{number} cores" for number in worth)
+    days = " | ".join(f"{total / number / 86400:.1f}" for number in worth)
     return "\n".join(
         [
-            f"| the runs that share it do the work of | {' | '.join(f'{n} cores' for n in worth)} |",
+            f"| the runs that share it do the work of | {cores} |",
             "|---" * (1 + len(worth)) + "|",
-            f"| the grid takes, days | {' | '.join(days)} |",
+            f"| the grid takes, days | {days} |",
         ]
     )
 

@@ -62,7 +62,8 @@ class Measure:
     @property
     def limit(self) -> str:
         """The limit in words."""
-        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+        low, high = self.at_least, self.at_most
+        return f"≥ {low:.2f}" if low is not None else f"≤ {high:.2f}"
 
     def value(self, pools: Pools) -> Estimate | None:
         """Return what was measured; None where a run is missing, or below the gate."""
@@ -157,14 +158,3 @@ def plus(one: Estimate, other: Estimate, sign: int = 1) -> Estimate:
     below = sqrt((one.value - one.low) ** 2 + (other.value - first) ** 2)
     above = sqrt((one.high - one.value) ** 2 + (second - other.value) ** 2)
     return Estimate(value, value - below, value + above, min(one.n, other.n))
-
-
-def all_seeds_above(pools: Pools) -> dict[tuple[str, str], str]:
-    """Return, of each variant with seeds below the gate, "1 of 3 seeds below the gate"."""
-    found = {}
-    for name, pooled in pools.items():
-        above = {seed for run in pooled.summary["runs"] for seed in run["above_gate"]}
-        below = len(pooled.results) - len(above)
-        if below:
-            found[name] = f"{below} of {len(pooled.results)} seeds below the gate"
-    return found

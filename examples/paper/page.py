@@ -80,7 +80,7 @@ def pools_of(recipe: str, folder: SweepFolder) -> dict[tuple[str, str], Pooled]:
 
 def legend() -> str:
     """Return what the signs mean."""
-    return "; ".join(f"{sign}: {meaning}" for sign, meaning in SIGNS.items()) + "."
+    return "\n".join(f"- {sign}: {meaning}" for sign, meaning in SIGNS.items())
 
 
 def claims_table(every: tuple[Claim, ...], pools: Pools) -> str:

@@ -7,6 +7,7 @@ Use:
 """
 
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import pyarrow as pa
@@ -20,6 +21,8 @@ from patchbench.statistics import Estimate
 
 FILE = "dynamics.parquet"
 _LOSS, _ACCURACY = "loss", "dev_accuracy"
+# Before anything is learned Attrib is a ratio of noise, in whose range the rest would be a line.
+_LEAST, _MOST = -0.5, 1.5
 _NEEDED = {"step", "layer", "component", "position", "n", _LOSS, _ACCURACY} | {
     f"attrib{end}" for end in ("", "_low", "_high")
 }
@@ -100,7 +103,14 @@ def training_dynamics(table: pa.Table, *, component: str = "block_input") -> go.
         **layout(f"When it is learned<br><sup>Attrib of {where}{label(component)}</sup>"),
         height=420,
         xaxis=axis("step"),
-        yaxis=axis("accuracy, Attrib"),
+        yaxis=axis("accuracy, Attrib", range=_range(rows)),
         yaxis2=axis("loss", overlaying="y", side="right", showgrid=False, rangemode="tozero"),
     )
     return figure
+
+
+def _range(rows: list[dict[str, Any]]) -> list[float]:
+    """Return what is shown of Attrib: all of it, but not far beyond 0 and 1."""
+    found = [row["attrib"] for row in rows if row["attrib"] is not None]
+    low, high = min([0.0, *found]), max([1.0, *found])
+    return [max(low - 0.1, _LEAST), min(high + 0.1, _MOST)]

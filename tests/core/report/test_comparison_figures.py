@@ -76,6 +76,16 @@ def test_many_models_are_told_apart():
     assert drawn.layout.showlegend is False
 
 
+@pytest.mark.parametrize(
+    ("attrib", "shown"),
+    [(0.875, (-0.1, 1.1)), (9.0, (-0.1, 1.5)), (-9.0, (-0.5, 1.1)), (-0.2, (-0.3, 1.1))],
+)
+def test_a_ratio_of_noise_does_not_set_the_scale_of_a_training(attrib, shown):
+    ends = dict.fromkeys(("attrib", "attrib_low", "attrib_high"), attrib)
+    figure = training_dynamics(dynamics(ends))
+    assert figure.layout.yaxis.range == pytest.approx(shown)
+
+
 def test_a_training_has_its_curves():
     drawn = {trace.name: trace for trace in training_dynamics(dynamics()).data if trace.name}
     assert list(drawn["loss"].x) == [100, 200, 300]
