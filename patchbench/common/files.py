@@ -120,7 +120,7 @@ def check_writable(
     """
     path = Path(path)
     with explained(path):
-        place = path.resolve()
+        place = Path(os.path.realpath(path))  # Path.resolve refuses a link to itself
         if Path.cwd().is_relative_to(place):
             raise UserError(f"{path} is the working directory or above it", "choose another --out")
         recover(path)

@@ -74,6 +74,8 @@ class TrainFolder:
         identity = _plain(identity)
         with explained(path):
             occupied = os.path.exists(path) and (not path.is_dir() or _items(path))
+        if path.is_symlink() and not os.path.exists(path):
+            raise UserError(f"{path} is a link to nothing", "choose another --out")
         if occupied:
             content = _read(path)
             if not overwrite:

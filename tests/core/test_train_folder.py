@@ -204,6 +204,13 @@ def test_overwrite_takes_away_a_link_and_not_what_it_points_to(task, tmp_path):
     assert not (out / "work").is_symlink()
 
 
+@pytest.mark.parametrize("target", ["nowhere", "link"], ids=["nothing", "itself"])
+def test_a_link_to_nothing_is_named(task, tmp_path, target):
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    with pytest.raises(pb.UserError, match="is a link to nothing"):
+        run(task, tmp_path / "link")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "result"])
 def test_a_finished_training_without_its_outcome_is_named(task, tmp_path, name):
     """The same command would otherwise say that all is there."""

@@ -172,8 +172,9 @@ def test_what_a_killed_process_moved_aside_comes_back_at_the_next_use(tmp_path, 
     assert (neighbour / "replaced").is_dir()
 
 
-def test_a_dangling_link_is_something_that_exists(tmp_path):
-    (tmp_path / "link").symlink_to("/nowhere/at/all")
+@pytest.mark.parametrize("target", ["/nowhere/at/all", "link"], ids=["to nothing", "to itself"])
+def test_a_dangling_link_is_something_that_exists(tmp_path, target):
+    (tmp_path / "link").symlink_to(target)
     with pytest.raises(UserError, match="exists"):
         check_writable(tmp_path / "link")
 
