@@ -205,7 +205,7 @@ def _load_weights(
 
     `device` is where it is going to run, and `spread` has the device_map if there is one.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     from patchbench.adapters.model import register_auto_classes
 
@@ -216,7 +216,12 @@ def _load_weights(
         require_fla(source.name, config, device)
     # Any: the stub hides that the pair is returned on request.
     loader: Any = AutoModelForCausalLM if original is None else original.model_class
-    further = {"trust_remote_code": trust_remote_code} if original is None else original.arguments
+    further: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if original is not None:
+        further = dict(original.arguments)
+    if "gguf_file" in source.arguments:
+        # Blocks of quantised weights could neither be trained nor saved.
+        further["quantization_config"] = GgufConfig(dequantize=True)
     with source.explained(), float32_parts():
         model, info = loader.from_pretrained(
             source.location,

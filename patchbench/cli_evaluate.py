@@ -6,7 +6,6 @@ Use:
 """
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,10 +23,12 @@ from patchbench.cli_options import (
     Json,
     Overrides,
     Quiet,
+    Template,
     Tokenizer,
     Trust,
     calm_libraries,
     command_line,
+    layers_of,
     names,
     overrides_of,
     set_threads,
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from patchbench.partial import Partial
     from patchbench.planning import Plan
     from patchbench.results import Result
-
-# Four digits: no model has more layers, and a range of them fits into memory.
-_LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def evaluate(
@@ -103,13 +101,7 @@ def evaluate(
             "'A & B' together, 'A -> B' from A into B; L* is one layer throughout.",
         ),
     ] = None,
-    template: Annotated[
-        str,
-        typer.Option(
-            help="Layout of a pretrained model's prompt: auto, bare, colon, arrow, record, "
-            "sentence; or symbolic (the task's own token ids)."
-        ),
-    ] = "auto",
+    template: Template = "auto",
     shots: Annotated[int, typer.Option(help="Solved documents in front of each prompt.")] = 0,
     engine: Annotated[
         str, typer.Option(help="What patches: native (fast), pyvene (the reference), nnsight.")
@@ -183,7 +175,7 @@ def evaluate(
         "split": split,
         "corruptions": names(corruption),
         "directions": names(direction),
-        "layers": _layers(layers),
+        "layers": layers_of(layers),
         "template": template,
         "shots": shots,
         "engine": engine,
@@ -345,19 +337,3 @@ def _evaluate_bundled(
         if out is not None:
             typer.echo(f"written: {out}")
     return results
-
-
-def _layers(text: str | None) -> list[int] | None:
-    """Parse "0,3-5"."""
-    if text is None:
-        return None
-    layers: list[int] = []
-    for part in names(text):
-        match = _LAYERS.fullmatch(part)
-        if match is None:
-            raise UserError(f"--layers {text!r} is not a list of layers", "for example 0,3-5")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise UserError(f"--layers {text!r} counts down", f"write {last}-{first}")
-        layers += range(first, last + 1)
-    return sorted(layers)

@@ -8,6 +8,7 @@ Use:
 
 import json
 import os
+import re
 import shlex
 import sys
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ import typer
 from patchbench.common import UserError
 
 MOST_THREADS = 1024
+# Four digits: no model has more layers, and a range of them fits into memory.
+_LAYERS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _LIKE = {"--set": "num_pairs=4", "--option": "d_conv=2", "--train": "steps=2000"}
 # What a task has besides its settings.
 _TASK_OPTIONS = {"name": "give --task", "seed": "give --seed"}
@@ -37,6 +40,13 @@ DeviceMap = Annotated[
 Tokenizer = Annotated[
     str | None, typer.Option(help="Hub id or folder, where the model brings none.")
 ]
+Template = Annotated[
+    str,
+    typer.Option(
+        help="Layout of a pretrained model's prompt: auto, bare, colon, arrow, record, "
+        "sentence; or symbolic (the task's own token ids)."
+    ),
+]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.")
 ]
@@ -55,6 +65,22 @@ class Interrupted(Exception):
 def names(text: str) -> list[str]:
     """Parse "key,value"."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def layers_of(text: str | None, flag: str = "--layers") -> list[int] | None:
+    """Parse "0,3-5"."""
+    if text is None:
+        return None
+    layers: list[int] = []
+    for part in names(text):
+        match = _LAYERS.fullmatch(part)
+        if match is None:
+            raise UserError(f"{flag} {text!r} is not a list of layers", "for example 0,3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UserError(f"{flag} {text!r} counts down", f"write {last}-{first}")
+        layers += range(first, last + 1)
+    return sorted(layers)
 
 
 def overrides_of(pairs: list[str] | None, flag: str = "--set") -> dict[str, Any]:

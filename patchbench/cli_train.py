@@ -16,8 +16,11 @@ import typer
 import patchbench
 from patchbench.cli_options import (
     Interrupted,
+    Template,
+    Tokenizer,
     calm_libraries,
     command_line,
+    layers_of,
     names,
     overrides_of,
     set_threads,
@@ -81,8 +84,17 @@ def train(
     ] = None,
     init_from: Annotated[
         str | None,
-        _model(help="Hub id or folder of weights to start from."),
+        _model(help="Hub id, folder or .gguf file to start from."),
     ] = None,
+    lora: Annotated[
+        int | None,
+        _model(
+            metavar="RANK",
+            help="Train changes of --init-from's linear maps, of this rank.  [default: weights]",
+        ),
+    ] = None,
+    tokenizer: Tokenizer = None,
+    template: Template = "auto",
     lr: Annotated[
         str | None,
         _optimiser(help="Learning rate; auto chooses by dev loss.  [default: 1e-3]"),
@@ -136,7 +148,10 @@ def train(
     ] = None,
     dynamics_every: Annotated[
         int | None,
-        _watching(help="Steps between interchange metrics; 0: none.  [default: 1/20 of all]"),
+        _watching(
+            help="Steps between interchange metrics; 0: none.  [default: 1/20 of all; with "
+            "--init-from 0]"
+        ),
     ] = None,
     dynamics_n: Annotated[
         int | None,
@@ -145,6 +160,10 @@ def train(
     dynamics_components: Annotated[
         str | None,
         _watching(help="Hook points for them, by comma.  [default: block_input]"),
+    ] = None,
+    patch_layers: Annotated[
+        str | None,
+        _watching(help="Layers that they and the Results patch, as 0,3-5.  [default: all]"),
     ] = None,
     clip: Annotated[
         float | None,
@@ -216,6 +235,9 @@ def train(
         "clip": clip,
         "weight_decay": weight_decay,
         "precision": precision,
+        "template": None if template == "auto" else template,
+        "lora": lora,
+        "patch_layers": layers_of(patch_layers, "--patch-layers"),
     }
     settings = {name: value for name, value in given.items() if value is not None}
     shape = {"width": width, "layers": layers, "heads": heads, "init": init}
@@ -251,7 +273,7 @@ def train(
         raise UserError("--lr-grid is for --lr auto", "give that too, or drop --lr-grid")
     settings["seed"] = seed
     TrainConfig.of(settings)  # before data are made for nothing
-    spec = ModelSpec(arch=arch, init_from=init_from, **model)
+    spec = ModelSpec(arch=arch, init_from=init_from, tokenizer=tokenizer, **model)
     loaded_task = patchbench.load_task(
         task, seed=seed if task_seed is None else task_seed, **changes
     )
@@ -283,12 +305,15 @@ def train(
             "steps": trained.steps,
             "stopped": trained.stopped,
             "grid": trained.grid,
+            "before": trained.before and trained.before.summary,
             "result": trained.result.summary,
         }
         typer.echo(json.dumps(content, indent=2))
     else:
         print_trained(trained, quiet=quiet)
         typer.echo(f"written: {out}")
+        if trained.before is not None:
+            typer.echo(f"before and after: patchbench compare {out / 'before'} {out}")
     if report:
         from patchbench.report.html import FILE, write_report
         from patchbench.report.training_figures import read_dynamics

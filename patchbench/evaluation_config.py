@@ -27,6 +27,7 @@ ALL = "all"
 SEQUENCES = ("corruptions", "directions", "components", "layers", "positions", "sites")
 
 SYMBOLIC = "symbolic"
+TEMPLATE_NAMES = ("auto", SYMBOLIC, *TEMPLATES)
 # The smallest and the largest value of a setting. More examples than that narrow no interval that
 # anybody reads, and do not fit into memory.
 _BOUNDS: Mapping[str, tuple[int, int | None]] = {
@@ -136,8 +137,10 @@ class EvaluateConfig:
                     f"{name}={getattr(self, name)!r} is of attribution, and the method is exact",
                     "add method attribution",
                 )
-        if self.template not in (known := ("auto", SYMBOLIC, *TEMPLATES)):
-            raise UserError(f"unknown template {self.template!r}", near_names(self.template, known))
+        if self.template not in TEMPLATE_NAMES:
+            raise UserError(
+                f"unknown template {self.template!r}", near_names(self.template, TEMPLATE_NAMES)
+            )
         for direction in self.directions:
             if direction not in DIRECTIONS:
                 raise UserError(

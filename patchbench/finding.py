@@ -14,6 +14,7 @@ from patchbench.common import UserError
 from patchbench.results import DEV, UNTRAINED, Result
 
 _FILE = "result.json"
+_BEFORE, _TRAINING = "before", "training.json"  # see `patchbench.training.folder`
 
 
 def find_results(patterns: Sequence[str]) -> dict[str, Path]:
@@ -21,7 +22,8 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
 
     Args:
         patterns: folders of Results, folders that hold some at any depth (a sweep's, a training
-            run's), or globs of either.
+            run's), or globs of either. Results beside another one, as of the weights before a
+            training, are found by their own folder's name alone.
 
     Raises:
         UserError: one of them matches nothing, or holds no Result.
@@ -59,7 +61,8 @@ def _held(place: Path, *, named: bool) -> list[Path]:
 
 def _beside(folder: Path) -> bool:
     """Return whether a Result is what another one is read against."""
-    return folder.name in (DEV, UNTRAINED) and (folder.parent / _FILE).is_file()
+    of = _TRAINING if folder.name == _BEFORE else _FILE
+    return folder.name in (DEV, UNTRAINED, _BEFORE) and (folder.parent / of).is_file()
 
 
 def load_results(patterns: Sequence[str]) -> dict[str, Result]:

@@ -4,6 +4,8 @@ Use:
 
     inputs = model_inputs(loaded, task, split="test", n=256, corruptions=["key"])
     inputs.dataset, inputs.template, inputs.notes
+
+    renderer = renderer_of(loaded, task)       # what writes them; None for the task's own token ids
 """
 
 from collections.abc import Sequence
@@ -13,12 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from patchbench.common import UserError, near_names
+from patchbench.evaluation_config import SYMBOLIC
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from patchbench.adapters import LoadedModel
     from patchbench.tasks import Task
+    from patchbench.tasks.rendering import Renderer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +74,46 @@ def model_inputs(
                 f"task {task.name!r} has no corruption {corruption!r}",
                 near_names(corruption, task.corruptions),
             )
-    if template == "auto" and loaded.tokenizer is None:
-        template = "symbolic"
-    if template == "symbolic":
+    renderer = renderer_of(loaded, task, template=template, shots=shots, seed=seed)
+    if renderer is None:
         inputs = _symbolic(loaded, task, split, n, shots)
     else:
-        inputs = _rendered(loaded, task, split, n, template, shots, seed)
+        dataset = renderer.dataset(split, n)
+        inputs = Inputs(dataset=dataset, template=renderer.template, notes=renderer.notes)
     return _corruptible(inputs, task, corruptions)
+
+
+def renderer_of(
+    loaded: "LoadedModel", task: "Task", *, template: str = "auto", shots: int = 0, seed: int = 0
+) -> "Renderer | None":
+    """Return what writes a task in a model's tokens; None where it reads the task's own token ids.
+
+    Args:
+        loaded: the model.
+        task: the task.
+        template: see `model_inputs`.
+        shots: solved documents in front of each prompt.
+        seed: of the shots.
+
+    Raises:
+        UserError: the model has no tokenizer, or one that cannot write the task.
+    """
+    from patchbench.tasks.rendering import RenderConfig, Renderer
+
+    if template == SYMBOLIC or (template == "auto" and loaded.tokenizer is None):
+        return None
+    if loaded.tokenizer is None:
+        raise UserError(
+            f"template {template!r} needs a tokenizer, and the model has none", "pass --tokenizer"
+        )
+    return Renderer(
+        task,
+        loaded.tokenizer,
+        RenderConfig(template=cast(Any, template), shots=shots),
+        max_positions=loaded.max_positions,
+        vocab_size=loaded.vocab_size,
+        seed=seed,
+    )
 
 
 def _symbolic(loaded: "LoadedModel", task: "Task", split: str, n: int, shots: int) -> Inputs:
@@ -87,36 +124,7 @@ def _symbolic(loaded: "LoadedModel", task: "Task", split: str, n: int, shots: in
     dataset = symbolic_rows(
         task, split, n, vocab_size=loaded.vocab_size, max_positions=loaded.max_positions
     )
-    return Inputs(dataset=dataset, template="symbolic", notes=[])
-
-
-def _rendered(
-    loaded: "LoadedModel", task: "Task", split: str, n: int, template: str, shots: int, seed: int
-) -> Inputs:
-    from patchbench.tasks.reading import read_examples
-    from patchbench.tasks.rendering import RenderConfig, Renderer
-
-    if loaded.tokenizer is None:
-        raise UserError(
-            f"template {template!r} needs a tokenizer, and the model has none", "pass --tokenizer"
-        )
-    renderer = Renderer(
-        task,
-        loaded.tokenizer,
-        RenderConfig(template=cast(Any, template), shots=shots),
-        max_positions=loaded.max_positions,
-        seed=seed,
-    )
-    dataset = renderer.dataset(split, n)
-    examples = read_examples(dataset)
-    versions = [examples.tokens.values, *(twin.tokens for twin in examples.corruptions.values())]
-    largest = max(int(tokens.max()) for tokens in versions)
-    if largest >= loaded.vocab_size:
-        raise UserError(
-            f"the tokenizer gives token {largest}, the model knows {loaded.vocab_size}",
-            "pass the --tokenizer that the model was trained with",
-        )
-    return Inputs(dataset=dataset, template=renderer.template, notes=renderer.notes)
+    return Inputs(dataset=dataset, template=SYMBOLIC, notes=[])
 
 
 def _corruptible(inputs: Inputs, task: "Task", corruptions: Sequence[str]) -> Inputs:

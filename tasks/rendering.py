@@ -12,6 +12,7 @@ Use:
     renderer = Renderer(task, tokenizer, RenderConfig(template="colon", shots=2),
                         max_positions=2048, seed=0)
     rows = renderer.dataset("test", 256)          # the schema of every task
+    examples, counts = next(renderer.chunks("train"))      # as `Task.chunks` gives them
     renderer.text(rows[0]), renderer.notes
 """
 
@@ -33,12 +34,12 @@ from patchbench.tasks.templates import TEMPLATES, Pieces, find_pieces
 from patchbench.tasks.words import Word, assign_words, find_words, known_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from patchbench.tasks.base import Task
+    from patchbench.tasks.base import Counts, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Renderer:
         tokenizer: the model's.
         config: how.
         max_positions: tokens that the model can read, None if it does not matter.
+        vocab_size: token ids that the model knows, None if it does not matter.
         seed: of the shots.
 
     Raises:
@@ -89,11 +91,12 @@ class Renderer:
         config: RenderConfig | None = None,
         *,
         max_positions: int | None = None,
+        vocab_size: int | None = None,
         seed: int = 0,
     ) -> None:
         self._task, self._tokenizer = task, tokenizer
         self.config = config or RenderConfig()
-        self._max_positions, self._seed = max_positions, seed
+        self._max_positions, self._vocab_size, self._seed = max_positions, vocab_size, seed
         words = find_words(tokenizer)
         own = {kind: known_words(tokenizer, texts) for kind, texts in task.words.items()}
         self._token_of, self.words = assign_words(task, words, own)
@@ -118,7 +121,8 @@ class Renderer:
         line break before the query, and prompts end with the answer.
 
         Raises:
-            UserError: a prompt is too long for the model, or there are too few shots.
+            UserError: a prompt is too long for the model or has a token that it does not know, or
+                there are too few shots.
             RenderingError: a role's token is not what it must be; a bug.
         """
         from datasets import Dataset, DatasetInfo
@@ -126,18 +130,35 @@ class Renderer:
         from patchbench.tasks.builder import cache_names
 
         source = self._task.dataset(split, n)
-        examples = read_examples(source)
-        rendered = self._render(examples)
-        check_rendered(examples, rendered, self._token_of, self._pieces)
+        rendered = self._checked(read_examples(source))
         self._note_other_tokens(rendered)
         table = rendered.to_arrow().cast(features().arrow_schema)
         info = DatasetInfo(features=features(), description=source.info.description)
         names = cache_names(self._task, split, len(source))
-        return Dataset(table, info=info, fingerprint=self._fingerprint(names["hash"]))
+        return Dataset(table, info=info, fingerprint=self.fingerprint(names["hash"]))
+
+    def chunks(self, split: str) -> "Iterator[tuple[Examples, Counts]]":
+        """Yield the endless chunks of `task.chunks(split)`, rendered; errors as of `dataset`."""
+        for examples, counts in self._task.chunks(split):
+            if len(examples):
+                yield self._checked(examples), counts
 
     def text(self, row: "Mapping[str, Any]") -> str:
         """Return the prompt of a rendered row as text: all that the model reads."""
         return str(self._tokenizer.decode(list(row["input_ids"])[: row["roles"]["answer"]]))
+
+    def _checked(self, examples: Examples) -> Examples:
+        rendered = self._render(examples)
+        check_rendered(examples, rendered, self._token_of, self._pieces)
+        if self._vocab_size is not None:
+            versions = [rendered.tokens.values, *(t.tokens for t in rendered.corruptions.values())]
+            largest = max(int(tokens.max()) for tokens in versions)
+            if largest >= self._vocab_size:
+                raise UserError(
+                    f"the tokenizer gives token {largest}, the model knows {self._vocab_size}",
+                    "pass the --tokenizer that the model was trained with",
+                )
+        return rendered
 
     def _render(self, examples: Examples) -> Examples:
         layout = lay_out(self._task, examples, self._pieces)
@@ -221,8 +242,8 @@ class Renderer:
         if other and note not in self.notes:
             self.notes.append(note)
 
-    def _fingerprint(self, rows: str) -> str:
-        """Return a name for the rendered rows, the same in every process."""
+    def fingerprint(self, rows: str = "") -> str:
+        """Return a name for how `rows` are written, the same in every process."""
         parts = (rows, self._pieces, self.config.shots, self._seed, self._token_of.tolist())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

@@ -98,6 +98,13 @@ class Twin(nn.Module):
             hidden_states, cache=cache, attention_mask=attention_mask, **further
         )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set it; a child that takes another's place (as LoRA's do) takes the original's too."""
+        super().__setattr__(name, value)
+        original = self.__dict__.get("original")
+        if original is not None and name in original._modules:
+            setattr(original, name, value)
+
     def __getattr__(self, name: str) -> Any:
         """Return the twin's own, or else the original's attribute."""
         try:

@@ -159,14 +159,14 @@ def print_result(result: "Result", *, quiet: bool = False) -> None:
         f"template {task['template']}, {task['shots']} shots"
     )
     console.print(
-        f"accuracy {_interval(summary['accuracy'])} over the vocabulary, "
-        f"{_interval(summary['accuracy_in_context'])} among in-context values"
+        f"accuracy {show_interval(summary['accuracy'])} over the vocabulary, "
+        f"{show_interval(summary['accuracy_in_context'])} among in-context values"
     )
     console.print(f"floor    {summary['floor']:.3f} without recall ({task['floor']})")
     beyond = summary["accuracy_beyond_heuristics"]
     if 0 < beyond["n"] < summary["n"]:
         console.print(
-            f"accuracy {_interval(beyond)} on the {beyond['n']} items no heuristic solves"
+            f"accuracy {show_interval(beyond)} on the {beyond['n']} items no heuristic solves"
         )
     agreement = result.provenance.get("engine", {}).get("selfcheck")
     if agreement:
@@ -190,7 +190,7 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
     console.print()
     console.print(
         f"[bold]{corruption} corrupted, {direction}[/]  p(answer) clean "
-        f"{_interval(run['p_clean'])}, corrupted {_interval(run['p_corrupted'])}"
+        f"{show_interval(run['p_clean'])}, corrupted {show_interval(run['p_corrupted'])}"
     )
     console.print(
         "controls " + ", ".join(f"{c['control']} off by {c['error']:.0e}" for c in run["controls"])
@@ -327,5 +327,6 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _interval(estimate: dict[str, float]) -> str:
+def show_interval(estimate: dict[str, float]) -> str:
+    """Format as 0.438 [0.323, 0.559]."""
     return escape(f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]")

@@ -15,7 +15,7 @@ import rich.box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from patchbench.report.terminal import make_console, print_result
+from patchbench.report.terminal import make_console, print_result, show_interval
 from patchbench.training.config import shown_rate
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ def print_trained(trained: "Trained", *, quiet: bool = False) -> None:
             )  # fmt: skip
             table.add_row(shown_rate(line["rate"]), *cells, str(line["steps"]), style=style)
         console.print(table)
+    if trained.before is not None:
+        console.print(
+            f"accuracy {show_interval(trained.before.summary['accuracy'])} before, "
+            f"{show_interval(trained.result.summary['accuracy'])} after"
+        )
     print_result(trained.result, quiet=quiet)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from patchbench.adapters.settings import LISTED, check_types, fits
 from patchbench.common import UserError, near_names
+from patchbench.evaluation_config import TEMPLATE_NAMES
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 DATA = ("fixed", "fresh")
@@ -67,6 +68,9 @@ class TrainConfig:
         clip: largest norm of the gradient; 0 for any.
         weight_decay: of AdamW, not on norms and biases.
         precision: "float32", or "bfloat16" for automatic mixed precision.
+        template: how a model with a tokenizer gets the task in words, as of `EvaluateConfig`.
+        lora: rank of changes that are trained in place of the weights; None trains the weights.
+        patch_layers: that the Results and the dynamics patch; None for all.
         seed: of the initial weights and of the data's order. The task has its own.
     """
 
@@ -91,18 +95,26 @@ class TrainConfig:
     clip: float = 1.0
     weight_decay: float = 0.0
     precision: str = "float32"
+    template: str = "auto"
+    lora: int | None = None
+    patch_layers: tuple[int, ...] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_types("", TrainConfig, vars(self))
-        for name, kind in (("lr_grid", float), ("curriculum", str), ("dynamics_components", str)):
+        for name, kind in (
+            ("lr_grid", float), ("curriculum", str), ("dynamics_components", str),
+            ("patch_layers", int),
+        ):  # fmt: skip
             value = getattr(self, name)
+            if value is None and name == "patch_layers":
+                continue
             if not isinstance(value, tuple) or not all(fits(item, kind) for item in value):
                 raise UserError(f"{name} is {value!r}", f"give a list of {LISTED[kind]}")
         for name, least in (
             ("steps", 1), ("batch_size", 1), ("train_n", 1), ("dev_n", 1), ("test_n", 1),
             ("log_every", 1), ("checkpoint_every", 1), ("dynamics_every", 0), ("dynamics_n", 2),
-            ("seed", 0),
+            ("lora", 1), ("seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is None:
@@ -114,7 +126,10 @@ class TrainConfig:
         for name in ("warmup", "clip", "weight_decay"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)}", "a number of at least 0 is needed")
-        for name, known in (("schedule", SCHEDULES), ("data", DATA), ("precision", PRECISIONS)):
+        for name, known in (
+            ("schedule", SCHEDULES), ("data", DATA), ("precision", PRECISIONS),
+            ("template", TEMPLATE_NAMES),
+        ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise UserError(
                     f"unknown {name} {getattr(self, name)!r}",

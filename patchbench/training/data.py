@@ -10,6 +10,8 @@ Use:
     batches = Batches(fixed(rows, seed=0), batch_size=32, count=2000)
     batches[0]                          # {"input_ids": (32, t), "answer": (32,)}
     dev = held_out(task, "dev", 512)    # a list of such batches
+
+A `Renderer` in place of the task gives its documents in the words of a pretrained model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from patchbench.tasks import Task
+    from patchbench.tasks.rendering import Renderer
 
 EVALUATION_BATCH = 256
 TensorBatch = dict[str, Tensor]
@@ -81,7 +84,7 @@ class Rows:
         }
 
 
-def dataset_rows(task: "Task", split: str, n: int) -> Rows:
+def dataset_rows(task: "Task | Renderer", split: str, n: int) -> Rows:
     """Return the first `n` rows of a split."""
     table = cast("pa.Table", task.dataset(split, n).with_format("arrow")[:])
     documents = table["input_ids"].combine_chunks()
@@ -105,7 +108,7 @@ def fixed(rows: Rows, seed: int) -> Callable[[], Iterator[Rows]]:
     return epochs
 
 
-def fresh(task: "Task") -> Callable[[], Iterator[Rows]]:
+def fresh(task: "Task | Renderer") -> Callable[[], Iterator[Rows]]:
     """Return the endless chunks of a task's train split; every row comes once."""
 
     def chunks() -> Iterator[Rows]:
@@ -116,7 +119,7 @@ def fresh(task: "Task") -> Callable[[], Iterator[Rows]]:
     return chunks
 
 
-def held_out(task: "Task", split: str, n: int) -> list[TensorBatch]:
+def held_out(task: "Task | Renderer", split: str, n: int) -> list[TensorBatch]:
     """Return the first `n` rows of a split as batches of one length each, the shortest first."""
     rows = dataset_rows(task, split, n)
     return [

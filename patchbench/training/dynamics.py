@@ -24,15 +24,15 @@ from patchbench.common import UserError, atomic_write
 from patchbench.effects import attribs
 from patchbench.engines import ENGINES
 from patchbench.engines.base import make_batches
-from patchbench.evaluation_config import DEFAULT_POSITIONS
 from patchbench.interventions import Intervention
-from patchbench.preparation import select_sites
+from patchbench.preparation import default_positions, select_sites
 from patchbench.summary import MIN_GAP
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from patchbench.tasks import Task
+    from patchbench.tasks.rendering import Renderer
 
 FILE = "dynamics.parquet"
 CORRUPTION, DIRECTION = "key", "denoise"
@@ -62,9 +62,10 @@ class Dynamics:
 
     Args:
         model: while it trains; mode, gradients and random state are left as they are.
-        task: whose dev split is used.
+        task: whose dev split is used, or what writes it in the model's words.
         n: rows of it.
-        components: patched in all layers, at `DEFAULT_POSITIONS`.
+        components: patched, at `default_positions`.
+        layers: where; None for all.
         path: the parquet file.
 
     Raises:
@@ -75,24 +76,27 @@ class Dynamics:
     def __init__(
         self,
         model: "PreTrainedModel",
-        task: "Task",
+        task: "Task | Renderer",
         *,
         n: int,
         components: Sequence[str],
         path: Path,
+        layers: Sequence[int] | None = None,
     ) -> None:
         from patchbench.adapters import load_model
         from patchbench.adapters.probe import probe
 
         self._loaded = load_model(model, dtype="auto")
-        sites = select_sites(self._loaded.hook_map, components, None, DEFAULT_POSITIONS)
+        dataset = task.dataset("dev", n)
+        positions = default_positions(dataset)
+        sites = select_sites(self._loaded.hook_map, components, layers, positions)
         probe(self._loaded, {(site.layer, site.component) for site in sites})
         self._sites = {str(site): site for site in sites}
         self._plan = [
             Intervention(sites=(site,), corruption=CORRUPTION, direction=DIRECTION)
             for site in sites
         ]
-        self._batches = make_batches(task.dataset("dev", n), _BATCH, [CORRUPTION])
+        self._batches = make_batches(dataset, _BATCH, [CORRUPTION])
         self._path = path
         try:
             self._table = pq.read_table(path) if path.exists() else SCHEMA.empty_table()

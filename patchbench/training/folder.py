@@ -9,6 +9,8 @@ Use:
 
     config.json, model.safetensors     the model, as `patchbench evaluate --model` takes it
     result/                            the Result on test
+    before/                            the Result on test of the weights that it started from
+    tokenizer.json, …                  of a model that reads the task in words
     dynamics.parquet                   the mechanism over time
     training.json                      configuration, history, learning rates
     work/                              checkpoints, until all is done
@@ -30,7 +32,7 @@ from patchbench.common.files import check_writable, explained
 from patchbench.common.locks import LOCK, locked
 
 SCHEMA, VERSION = "patchbench/training", 1
-FILE, WORK, RESULT = "training.json", "work", "result"
+FILE, WORK, RESULT, BEFORE = "training.json", "work", "result", "before"
 OF_FINISHED = ("rate", "steps", "stopped", "grid", "history")
 _MOST_DIFFERENCES = 5
 _INSTEAD = "choose another --out, or remove the folder"

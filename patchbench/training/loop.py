@@ -140,7 +140,9 @@ class AnswerTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         # The loss is a mean over the batch already.
         self.model_accepts_loss_kwargs = False
-        accepts = inspect.signature(model.forward).parameters
+        # A model with LoRA around it passes everything on.
+        inner = getattr(model, "get_base_model", lambda: model)()
+        accepts = inspect.signature(inner.forward).parameters
         known = {"logits_to_keep": 1, "use_cache": False}
         self._keywords = {name: value for name, value in known.items() if name in accepts}
         self._parameters = [p for p in model.parameters() if p.requires_grad]

@@ -4,7 +4,7 @@ Use:
 
     spec = ModelSpec(arch="mamba", width=64, layers=2, options={"d_conv": 2})
     model = spec.build(task, seed=0)
-    ModelSpec(init_from="EleutherAI/pythia-14m").build(task, seed=0)
+    ModelSpec(init_from="EleutherAI/pythia-14m").load(task, seed=0).tokenizer
 """
 
 import os
@@ -20,7 +20,7 @@ from patchbench.common import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from patchbench.adapters import MixerLMConfig
+    from patchbench.adapters import LoadedModel, MixerLMConfig
     from patchbench.tasks import Task
 
 
@@ -49,7 +49,8 @@ class ModelSpec:
         heads: of every mixer that has heads; one when None.
         init: "normal" or "pytorch", see `MixerLMConfig`; the preset's own when None.
         options: further fields of `MixerLMConfig`, or options of the mixers.
-        init_from: hub id or folder of weights to start from, in place of all of the above.
+        init_from: hub id, folder or .gguf file to start from, in place of all of the above.
+        tokenizer: hub id or folder, where what `init_from` names brings none.
     """
 
     arch: str | None = None
@@ -59,6 +60,7 @@ class ModelSpec:
     init: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     init_from: str | None = None
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         check_types("", ModelSpec, vars(self))
@@ -81,6 +83,16 @@ class ModelSpec:
                 "--init-from brings its own architecture",
                 "drop --width, --layers, --heads, --init and --option",
             )
+        if self.tokenizer is not None and self.init_from is None:
+            raise UserError("--tokenizer is for --init-from", "give that too, or drop --tokenizer")
+
+    def load(self, task: "Task", seed: int) -> "LoadedModel":
+        """Return what `build` returns, and its tokenizer if it has one."""
+        from patchbench.adapters import load_model
+
+        if self.init_from is not None:
+            return load_model(self.init_from, device="cpu", tokenizer=self.tokenizer)
+        return without_tokenizer(self.build(task, seed))
 
     def build(self, task: "Task", seed: int) -> "PreTrainedModel":
         """Return the model on the CPU in float32, its fresh weights a function of `seed`.
@@ -89,9 +101,7 @@ class ModelSpec:
             UserError: it cannot be built or loaded, or has too few token ids for the task.
         """
         if self.init_from is not None:
-            from patchbench.adapters import load_model
-
-            return load_model(self.init_from, device="cpu").model
+            return self.load(task, seed).model
         from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
 
         assert self.arch is not None
@@ -132,21 +142,26 @@ def _check_size(config: "MixerLMConfig") -> None:
         )
 
 
-def check_fit(model: "PreTrainedModel", task: "Task", longest: int) -> list[str]:
-    """Return notes on a model that can learn the task; otherwise raise.
+def without_tokenizer(model: "PreTrainedModel") -> "LoadedModel":
+    """Return a model that reads a task's own token ids, ready to be patched but not yet probed."""
+    from patchbench.adapters import LoadedModel, hook_map_for
+
+    name = str(model.config.name_or_path or type(model).__name__)
+    return LoadedModel(model=model, tokenizer=None, hook_map=hook_map_for(model), name=name)
+
+
+def check_fit(loaded: "LoadedModel", task: "Task", longest: int) -> list[str]:
+    """Return notes on a model that can learn a task's own token ids; otherwise raise.
 
     Args:
-        model: the model.
+        loaded: the model.
         task: the task.
         longest: tokens of the longest document.
 
     Raises:
         UserError: the task's documents are too long, or its vocabulary is too large.
     """
-    from patchbench.adapters import LoadedModel, hook_map_for
-
-    loaded = LoadedModel(model=model, tokenizer=None, hook_map=hook_map_for(model), name="")
-    own = getattr(model.base_model, "max_length", None)
+    own = getattr(loaded.model.base_model, "max_length", None)
     limits = [n for n in (loaded.max_positions, own) if isinstance(n, int)]
     if limits and longest > min(limits):
         raise UserError(

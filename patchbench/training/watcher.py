@@ -97,6 +97,9 @@ class Watcher(TrainerCallback):
         if isinstance(optimizer, AcceleratedOptimizer) and optimizer.scaler is None:
             self.trainer.optimizer = optimizer.optimizer
         self._known = next(iter(logged(state)[-1:]), {})
+        model = self.trainer.model
+        assert model is not None
+        model.train()  # reading a checkpoint of LoRA leaves it in eval mode
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

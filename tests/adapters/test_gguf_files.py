@@ -77,6 +77,14 @@ def test_a_gguf_file_holds_the_weights_that_were_written(gguf_file, capfd):
     assert "quantised" in loaded.notes[0]
 
 
+def test_what_came_from_a_gguf_file_is_saved_and_loaded_as_any_model(gguf_file, tmp_path):
+    loaded = load_model(gguf_file, tokenizer=small_tokenizer())
+    loaded.model.save_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        again = load_model(tmp_path / "saved").model(TOKENS).logits
+        torch.testing.assert_close(again, loaded.model(TOKENS).logits, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kept", [0, 3, 40, 0.3, 0.5, 0.9, -40], ids=str)
 def test_a_truncated_gguf_file(gguf_file, tmp_path, kept):
     data = gguf_file.read_bytes()

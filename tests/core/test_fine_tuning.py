@@ -1,0 +1,346 @@
+"""Fine-tuning of pretrained models on the task in words: all weights, or low-rank changes."""
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import util
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import patchbench as pb
+from patchbench.adapters.hook_map import hook_map_for
+from patchbench.comparing import compare
+from patchbench.finding import load_results
+from patchbench.inputs import renderer_of
+from patchbench.training import ModelSpec, Trained, train
+from patchbench.training.lora import add_lora, lora_targets, merge_lora
+from tests.core.tiny_training import QUICK, TASK
+from tests.tasks.tiny_tokenizers import tiny_tokenizer, word_level
+from tests.tiny_models import tiny
+
+pytest.importorskip("peft")
+
+TOKENIZER = tiny_tokenizer("byte_bpe_bos")
+ENOUGH = {**QUICK, "steps": 40, "lr": 3e-3, "log_every": 10}
+
+
+@pytest.fixture(scope="module")
+def task():
+    return pb.load_task("ar", **TASK)
+
+
+def save_start(folder, family="llama", tokenizer=TOKENIZER, **changes):
+    """Write a "pretrained" model, and return the folder."""
+    model = tiny(family, vocab=len(TOKENIZER))
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+
+
+def hooks(model):
+    return [
+        hook
+        for module in model.modules()
+        for table in (module._forward_hooks, module._forward_pre_hooks)
+        for hook in table.values()
+    ]
+
+
+def fine_tuned(family, task, root, **settings):
+    """Return what was trained, the model that was given, and the folder it came from."""
+    # gpt2 has other linear maps (Conv1D), and here a tied head.
+    start = save_start(root / "start", family, tie_word_embeddings=family == "gpt2")
+    loaded = pb.load_model(start)
+    return train(loaded, task, out=root / "run", **{**ENOUGH, **settings}), loaded, start
+
+
+@pytest.fixture(scope="module")
+def tunings(task, tmp_path_factory):
+    """Return what makes each fine-tuning once."""
+
+    @functools.cache
+    def made(kind):
+        family, _, lora = kind.partition(" ")
+        settings = {"lora": 2, "lr": 1e-2} if lora else {}
+        return fine_tuned(family, task, tmp_path_factory.mktemp("tuned"), **settings)
+
+    return made
+
+
+@pytest.fixture(params=["llama", "mamba", "llama lora", "gpt2 lora"])
+def tuned(request, tunings):
+    return tunings(request.param)
+
+
+@pytest.fixture(params=["llama lora", "mamba lora", "gpt2 lora"])
+def with_lora(request, tunings):
+    return tunings(request.param)
+
+
+def test_it_learns_and_leaves_what_it_was_given(tuned):
+    trained, loaded, start = tuned
+    assert trained.history[-1]["dev_loss"] < 0.8 * trained.history[0]["dev_loss"]
+    assert trained.history[-1]["loss"] < trained.history[0]["loss"]
+    assert hooks(loaded.model) == []
+    assert all(weight.requires_grad for weight in loaded.model.parameters())
+    given = loaded.model.state_dict()
+    for name, weight in weights(start).items():
+        assert torch.equal(given[name], weight)
+
+
+def test_the_folder_evaluates_as_its_result_says(tuned, task):
+    trained, *_ = tuned
+    assert trained.result.summary["task"]["template"] == "colon"
+    again = pb.evaluate(pb.load_model(trained.path), task, n=QUICK["test_n"])
+    assert again.rows.equals(trained.result.rows)
+    assert Trained.load(trained.path).before.rows.equals(trained.before.rows)
+
+
+def test_before_is_the_start_on_the_same_items(tuned, task):
+    trained, _, start = tuned
+    before = pb.evaluate(start, task, n=QUICK["test_n"])
+    assert before.rows.equals(trained.before.rows)
+    assert len(load_results([str(trained.path)])) == 1
+    results = load_results([str(trained.path / "before"), str(trained.path)])
+    assert set(results) == {"run", "run/before"}
+    comparison = compare(results, reference="run/before")
+    assert [row.paired for row in comparison.rows if row.name == "run"] == [True]
+    assert comparison.warnings == []
+
+
+def test_all_weights_are_trained_as_by_hand(task, tmp_path):
+    """The documents are built from words and tokenised as text."""
+    start = save_start(tmp_path / "start")
+    settings = {**QUICK, "steps": 3, "warmup": 0, "schedule": "constant", "lr": 1e-3, "clip": 0}
+    settings |= {"train_n": 8}
+    trained = train(ModelSpec(init_from=str(start)), task, out=tmp_path / "run", **settings)
+    loaded = pb.load_model(start)
+    model, words = loaded.model, renderer_of(loaded, task).words
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    texts, answers = [], []
+    for row in task.dataset("train", 8):
+        roles = row["roles"]
+        symbols = [words[i] for i in row["input_ids"][roles["bos"] + 1 : roles["divider"]]]
+        pairs = zip(symbols[::2], symbols[1::2], strict=True)
+        query = words[row["input_ids"][roles["query"]]]
+        texts.append("\n".join([*(f" {key}: {value}" for key, value in pairs), f" {query}:"]))
+        answers.append(f" {words[row['answer']]}")
+    ids = torch.tensor(TOKENIZER(texts)["input_ids"])
+    answer = torch.tensor(TOKENIZER(answers, add_special_tokens=False)["input_ids"])[:, 0]
+    for _ in range(3):  # every batch is the whole set
+        loss = F.cross_entropy(model(ids).logits[:, -1], answer)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    for name, weight in weights(trained.path).items():
+        torch.testing.assert_close(weight, model.state_dict()[name], atol=1e-5, rtol=1e-4)
+
+
+def test_low_rank_changes_are_all_that_is_trained(with_lora):
+    trained, loaded, start = with_lora
+    before, after = weights(start), weights(trained.path)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    targets = lora_targets(loaded.model, 2)
+    assert changed == {f"{name}.weight" for name in targets}
+    assert not any("embed" in name or "head" in name or "wte" in name for name in changed)
+    for name in changed:
+        sizes = torch.linalg.svdvals((after[name] - before[name]).double())
+        assert sizes[1] > 100 * sizes[2]  # of rank 2, but for rounding
+    assert any("LoRA of rank 2" in note for note in trained.result.provenance["notes"])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mamba", "mamba2", "zamba2", "mixer_lm"])
+def test_merged_and_unmerged_agree(family, tmp_path):
+    if family == "mixer_lm":
+        model = ModelSpec(arch="mamba,attention", width=16).build(pb.load_task("ar/tiny"), 0)
+    else:
+        model = tiny(family)
+    tokens = torch.arange(12)[None] % 32
+    model = pb.load_model(model).model.eval()
+    expected = model(tokens).logits
+    targets = lora_targets(model, 3)
+    tuned = add_lora(pb.load_model(model).model, targets, rank=3, seed=0)
+    torch.testing.assert_close(tuned(tokens).logits, expected, atol=0, rtol=0)  # B is 0
+    frozen = {n: w.clone() for n, w in tuned.named_parameters() if not w.requires_grad}
+    loss = tuned(tokens).logits.logsumexp(-1).mean()
+    loss.backward()
+    felt = {name for name, w in tuned.named_parameters() if w.grad is not None and w.grad.any()}
+    # Every change is felt: B, and A once B is no longer 0.
+    assert felt == {n for n, _ in tuned.named_parameters() if "lora_B" in n}
+    assert len(felt) == len(targets)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for name, weight in tuned.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.03)
+    unmerged = tuned(tokens).logits
+    assert all(torch.equal(w, frozen[n]) for n, w in tuned.named_parameters() if n in frozen)
+    tuned.save_pretrained(tmp_path)
+    original = tuned.unload()
+    merged = merge_lora(original, tmp_path)
+    scale = float(unmerged.detach().abs().max().clamp(min=1))  # what rounding goes with
+    torch.testing.assert_close(merged(tokens).logits, unmerged, atol=1e-5 * scale, rtol=0)
+    assert (unmerged - expected).abs().max() > 1e-2
+    torch.testing.assert_close(original(tokens).logits, expected, atol=0, rtol=0)
+
+
+def test_weights_in_two_places_are_not_changed():
+    model = tiny("llama")
+    first, second = model.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    targets = lora_targets(model, 2)
+    assert len(targets) == 2 * 7 - 2
+    assert not any("up_proj" in name for name in targets)
+
+
+# Run here, and in a process that kills itself.
+RESUMABLE = """
+import os, signal, sys
+import torch
+import patchbench as pb
+from patchbench.training import ModelSpec, train, watcher
+
+def resumable(start, out, data, lora, dies=0):
+    torch.set_num_threads(1)
+    watcher._SECONDS_BETWEEN_REPORTS = -1
+    def progress(rate, done, *rest):
+        if dies and done >= dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+    task = pb.load_task("ar", num_pairs=2, num_keys=4, num_values=4)
+    return train(
+        ModelSpec(init_from=str(start)), task, out=out, device="cpu", steps=12, log_every=2,
+        dynamics_every=4, dynamics_n=4, dev_n=16, test_n=8, train_n=64, batch_size=8, lr=1e-2,
+        data=data, lora=lora, progress=progress,
+    )
+"""
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("data", "lora"), [("fixed", 2), ("fresh", None)], ids=["lora", "all"])
+def test_a_killed_run_resumes_to_bit_equal_weights(data, lora, tmp_path, monkeypatch):
+    monkeypatch.setattr("patchbench.training.watcher._SECONDS_BETWEEN_REPORTS", 0.2)
+    # Dropout, so that the random state matters too.
+    start = save_start(tmp_path / "start", attention_dropout=0.1)
+    space: dict = {}
+    exec(RESUMABLE, space)
+    whole = space["resumable"](start, tmp_path / "whole", data, lora)
+    killed = tmp_path / "killed"
+    script = RESUMABLE + f"\nresumable(sys.argv[1], sys.argv[2], {data!r}, {lora!r}, dies=7)"
+    done = subprocess.run([sys.executable, "-c", script, str(start), str(killed)])
+    assert done.returncode == -signal.SIGKILL
+    assert json.loads((killed / "training.json").read_text())["status"] == "running"
+    assert (killed / "before" / "result.json").exists()
+    stamp = (killed / "before" / "result.json").stat().st_mtime_ns
+    resumed = space["resumable"](start, killed, data, lora)
+    assert (killed / "before" / "result.json").stat().st_mtime_ns == stamp
+    assert same(weights(whole.path), weights(resumed.path))
+    assert whole.history == resumed.history
+    tables = [pq.read_table(run.path / "dynamics.parquet") for run in (whole, resumed)]
+    assert tables[0].equals(tables[1])
+    assert "L1.block_input@answer-1" in tables[0]["site"].to_pylist()
+
+
+def test_symbolic_on_request_needs_no_tokenizer_afterwards(task, tmp_path):
+    start = save_start(tmp_path / "start")
+    trained = train(
+        ModelSpec(init_from=str(start)), task, out=tmp_path / "run", template="symbolic", **QUICK
+    )
+    assert trained.result.summary["task"]["template"] == "symbolic"
+    again = pb.load_model(trained.path)
+    assert again.tokenizer is None
+    assert pb.evaluate(again, task, n=8).rows.equals(trained.result.rows)
+
+
+def test_only_some_layers_are_patched(task, tmp_path):
+    start = save_start(tmp_path / "start")
+    trained = train(
+        ModelSpec(init_from=str(start)), task, out=tmp_path / "run", patch_layers=[1],
+        dynamics_every=8, dynamics_n=4, **QUICK,
+    )  # fmt: skip
+    for result in (trained.before, trained.result):
+        sites = {site for site in result.rows["site"].to_pylist() if "block_input" in site}
+        assert {s for s in sites if not s.startswith("L1.")} == {"L0.block_input@key"}  # a control
+    measured = [name for name in trained.history[-1] if name.startswith("attrib/")]
+    assert all(name.startswith("attrib/L1.block_input@") for name in measured)
+
+
+def test_without_peft_the_remedy_is_how_to_install_it(task, tmp_path, monkeypatch):
+    found = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name, *rest: None if name == "peft" else found(name, *rest)
+    )
+    with pytest.raises(pb.UserError, match=r'peft: pip install "patchbench\[lora\]"'):
+        train(ModelSpec(init_from="none"), task, out=tmp_path / "run", lora=2, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("start", "settings", "says"),
+    [
+        ({}, {"lora": 0}, "lora=0: an integer of at least 1"),
+        ({}, {"lora": 2.5}, "lora is 2.5: give a whole number"),
+        ({}, {"lora": 33}, "lora=33 is above 32, the full rank .* drop --lora"),
+        ({}, {"template": "colour"}, "did you mean 'colon'"),
+        ({"tokenizer": None}, {"template": "colon"}, "needs a tokenizer, .*: pass --tokenizer"),
+        (
+            {"tokenizer": word_level("bade", "figo")},
+            {},
+            "needs 8 single-token words, the tokenizer has 2",
+        ),
+        ({}, {"patch_layers": [2]}, "layer 2 does not exist: the model has layers 0–1"),
+        ({}, {"patch_layers": []}, "layers is empty"),
+        ({}, {"patch_layers": ["0"]}, "give a list of whole numbers"),
+        ({"max_position_embeddings": 8}, {}, "the longest prompt has .* the model reads 8"),
+        ({"max_position_embeddings": 8}, {"data": "fresh"}, "the longest prompt has"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mistake_is_named_before_anything_is_written(task, tmp_path, start, settings, says):
+    folder = save_start(tmp_path / "start", **start)
+    with pytest.raises(pb.UserError, match=says) as error:
+        train(ModelSpec(init_from=str(folder)), task, out=tmp_path / "run", **{**QUICK, **settings})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("data", ["fixed", "fresh"])
+def test_a_tokenizer_of_another_model_is_refused(task, tmp_path, data):
+    model = tiny("llama", vocab=100)
+    loaded = replace(pb.load_model(model), tokenizer=TOKENIZER)
+    with pytest.raises(pb.UserError, match=r"gives token \d+, the model knows 100: pass the --tok"):
+        train(loaded, task, out=tmp_path / "run", data=data, **QUICK)
+    assert not (tmp_path / "run").exists()
+    assert hook_map_for(model).num_layers == 2
+
+
+def test_low_rank_changes_of_fresh_weights_are_refused(task, tmp_path):
+    with pytest.raises(pb.UserError, match="pretrained weights: give --init-from"):
+        train(ModelSpec(arch="attention"), task, out=tmp_path / "run", lora=2, **QUICK)
+    with pytest.raises(pb.UserError, match="--tokenizer is for --init-from"):
+        ModelSpec(arch="attention", tokenizer="here")
