@@ -169,10 +169,12 @@ def find_tokenizer(name: str) -> Source:
     """Return where the tokenizer `name` is: as `find_source`, but a folder needs no weights."""
     path = local_path(name)
     if not name.strip() or not path.is_dir():
-        return find_source(name)
-    if not _has_tokenizer(path):
+        source = find_source(name)
+    else:
+        source = Source(name=name, location=str(path), has_tokenizer=_has_tokenizer(path))
+    if not source.has_tokenizer:
         raise UserError(f"{name} has no tokenizer", f"one of {', '.join(_TOKENIZERS)} is needed")
-    return Source(name=name, location=str(path))
+    return source
 
 
 def _hub(name: str) -> Source:

@@ -29,6 +29,7 @@ from patchbench.adapters.float32_parts import float32_names, float32_parts
 from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.adapters.placing import check_device_map, device_of, dtype_of, moved, told_places
 from patchbench.adapters.state_spaces import read_original
+from patchbench.adapters.tokenizer_fit import check_same_ids, plain_text_notes
 from patchbench.adapters.twins import instrument
 from patchbench.adapters.vocabulary import cut_padding
 from patchbench.common import UserError
@@ -106,6 +107,7 @@ def load_model(
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     hook_map: HookMap | None = None,
     trust_remote_code: bool = False,
+    with_tokenizer: bool = True,
 ) -> LoadedModel:
     """Load a causal language model, map its components, and check both by running it once.
 
@@ -122,10 +124,12 @@ def load_model(
         tokenizer: hub id, folder or object, where the model brings none or another is wanted.
         hook_map: where the components are, for models that neither table nor inspection knows.
         trust_remote_code: whether code in the checkpoint may run.
+        with_tokenizer: False where no words will be read, and none need be reachable.
 
     Raises:
         UserError: nothing there, not reachable, damaged, not a causal language model, a place of
-            the HookMap that does not fire once, or a dtype or device that does not exist.
+            the HookMap that does not fire once, another model's tokenizer, or a dtype or device
+            that does not exist.
     """
     from transformers import PreTrainedModel
 
@@ -135,12 +139,13 @@ def load_model(
     wanted, place = dtype_of(dtype), device_of(device)
     check_device_map(device_map, device, is_object=isinstance(model, PreTrainedModel))
     notes: list[str] = []
+    words, is_own = None, False
     if isinstance(model, PreTrainedModel):
         network, name = model, str(model.config.name_or_path or type(model).__name__)
         _check_object(model, dtype, device, notes)
         _refuse_nonfinite(network, name)
-        words = _tokenizer(tokenizer, None, trust_remote_code)
-        if words is not None:
+        if tokenizer is not None and with_tokenizer:
+            words = _tokenizer(tokenizer, trust_remote_code)
             notes += cut_padding(network, words, change=False)
     elif isinstance(model, str | Path):
         source, name = find_source(str(model)), str(model)
@@ -150,13 +155,12 @@ def load_model(
                 source, wanted, place, trust_remote_code, notes, spread
             )
             _refuse_nonfinite(network, name)
-            if tokenizer is None and not source.has_tokenizer and trained_with is not None:
-                words = _implied_tokenizer(trained_with, name, trust_remote_code)
-            else:
-                words = _tokenizer(tokenizer, source, trust_remote_code)
+            if with_tokenizer:
+                words, is_own = _words(source, tokenizer, trained_with, trust_remote_code)
         if words is not None:
-            # Of an original it is known already which rows are padding.
-            notes += cut_padding(network, words, change=trained_with is None)
+            # Of an original it is known already which rows are padding; a tokenizer that may be
+            # another model's knows none.
+            notes += cut_padding(network, words, change=is_own and trained_with is None)
         if device_map is None:
             network = moved(network, place)
     else:
@@ -174,7 +178,8 @@ def load_model(
         notes=notes,
     )
     with quiet_transformers():  # models without their fast kernels say so at their first pass
-        return replace(loaded, hook_map=check_model(loaded))
+        loaded = replace(loaded, hook_map=check_model(loaded))
+        return loaded if is_own else replace(loaded, notes=notes + plain_text_notes(loaded))
 
 
 def _check_object(model: PreTrainedModel, dtype: str, device: str, notes: list[str]) -> None:
@@ -275,38 +280,64 @@ def _refuse_nonfinite(model: PreTrainedModel, name: str) -> None:
             )
 
 
-def _tokenizer(
+def _words(
+    source: Source,
     wanted: str | Path | PreTrainedTokenizerBase | None,
-    source: Source | None,
+    trained_with: str | None,
     trust_remote_code: bool,
-) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that was asked for, or else the one that the checkpoint brings."""
+) -> tuple[PreTrainedTokenizerBase | None, bool]:
+    """Return the tokenizer, and whether it is known to be the one that the model was trained with.
+
+    Args:
+        source: of the model.
+        wanted: the tokenizer that was asked for.
+        trained_with: the one that the checkpoint's format implies.
+        trust_remote_code: whether code beside it may run.
+    """
+    if wanted is None:
+        if source.has_tokenizer:
+            return _tokenizer(source, trust_remote_code), True
+        if trained_with is None:
+            return None, False
+        return _implied_tokenizer(trained_with, source.name, trust_remote_code), True
+    words = _tokenizer(wanted, trust_remote_code)
+    if not source.has_tokenizer:
+        return words, False
+    try:
+        own = _tokenizer(source, trust_remote_code)
+    except UserError:  # which may be why another one is wanted
+        return words, False
+    check_same_ids(words, own, source.name)
+    return words, True
+
+
+def _tokenizer(
+    wanted: str | Path | Source | PreTrainedTokenizerBase, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer: itself, from where it is named, or beside a checkpoint."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     if isinstance(wanted, PreTrainedTokenizerBase):
         return wanted
-    if wanted is not None and not isinstance(wanted, str | Path):
+    if isinstance(wanted, str | Path):
+        wanted = find_tokenizer(str(wanted))
+    if not isinstance(wanted, Source):
         raise UserError(
             f"a {type(wanted).__name__} is no tokenizer",
             "give a hub id, a folder or a transformers tokenizer",
         )
-    given = source if wanted is None else find_tokenizer(str(wanted))
-    if given is None or not given.has_tokenizer:
-        return None
-    with given.reading(), given.explained("tokenizer"):
+    with wanted.reading(), wanted.explained("tokenizer"):
         # Any: the declared return type is a private union.
         found: Any = AutoTokenizer.from_pretrained(
-            given.location, trust_remote_code=trust_remote_code, **given.arguments
+            wanted.location, trust_remote_code=trust_remote_code, **wanted.arguments
         )
     return found
 
 
-def _implied_tokenizer(
-    wanted: str, name: str, trust_remote_code: bool
-) -> PreTrainedTokenizerBase | None:
+def _implied_tokenizer(wanted: str, name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Return the tokenizer that a checkpoint without one was trained with."""
     try:
-        return _tokenizer(wanted, None, trust_remote_code)
+        return _tokenizer(wanted, trust_remote_code)
     except UserError as error:
         raise UserError(
             f"{name} brings no tokenizer, and {str(error).partition(': ')[0]}",

@@ -14,18 +14,18 @@ Use:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchbench.adapters.hook_map import HookMap, HookPoint
 from patchbench.adapters.hooking import Function, attach
-from patchbench.adapters.running import explained, in_own_precision, without_cache
+from patchbench.adapters.running import explained, scoring, without_cache
 from patchbench.common import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def probe(
     chosen = loaded.hook_map.points if places is None else set(places)
     points = _hookable(loaded.hook_map.point(*place) for place in sorted(chosen, key=_order))
     tokens = _tokens(loaded)
-    with _scoring(loaded.model):
+    with scoring(loaded.model):
         _, seen = _observe(loaded, points, tokens)
         for point in points:
             if problem := _problem(seen[point], tokens):
@@ -100,7 +100,7 @@ def check_model(loaded: LoadedModel) -> HookMap:
     tokens = _tokens(loaded)
     tokens[1] = tokens[0]
     tokens[1, -1] = (tokens[1, -1] + 1) % loaded.vocab_size
-    with _scoring(loaded.model):
+    with scoring(loaded.model):
         logits, seen = _observe(loaded, points, tokens)
     moved = float((logits[0] - logits[1])[:-1].abs().max())
     if not moved <= _tolerance(loaded, logits):
@@ -274,19 +274,6 @@ def _logits(
             "a causal language model with its head is needed, such as GPT2LMHeadModel",
         )
     return logits.float()
-
-
-@contextmanager
-def _scoring(model: nn.Module) -> Iterator[None]:
-    """Evaluate without gradients, and put the mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), in_own_precision(model):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _tokens(loaded: LoadedModel) -> Tensor:

@@ -2,7 +2,7 @@
 
 Use:
 
-    with torch.no_grad(), in_own_precision(model), explained("gpt2", tokens):
+    with scoring(model), explained("gpt2", tokens):
         output = model(input_ids=tokens, **without_cache(model))
 """
 
@@ -49,3 +49,16 @@ def in_own_precision(model: nn.Module) -> Iterator[None]:
         for kind in kinds - {"meta"}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+@contextmanager
+def scoring(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation without gradients or autocast, and every module back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), in_own_precision(model):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from patchbench.adapters.running import scoring
 from patchbench.common import UserError
 from patchbench.effects import attribs
 from patchbench.engines.base import Batch, Counters
-from patchbench.engines.scoring import halving, scoring
+from patchbench.engines.scoring import halving
 from patchbench.gradients import REMEDY, SCHEMA, Pair, frozen
 from patchbench.interventions import Intervention
 

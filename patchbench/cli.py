@@ -26,7 +26,6 @@ from patchbench.cli_options import (
     Json,
     Model,
     Overrides,
-    Tokenizer,
     Trust,
     calm_libraries,
     overrides_of,
@@ -133,7 +132,6 @@ def models(as_json: Json = False) -> None:
 @app.command()
 def sites(
     model: Model,
-    tokenizer: Tokenizer = None,
     dtype: Dtype = "float32",
     device: Device = "auto",
     device_map: DeviceMap = None,
@@ -146,7 +144,7 @@ def sites(
 
     loaded = patchbench.load_model(
         model,
-        tokenizer=tokenizer,
+        with_tokenizer=False,
         dtype=dtype,
         device=device,
         device_map=device_map,

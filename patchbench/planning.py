@@ -20,12 +20,13 @@ import torch
 
 from patchbench import attribution
 from patchbench.adapters.hook_map import HookPoint
+from patchbench.adapters.running import scoring
 from patchbench.engines.base import Batch
 from patchbench.engines.native.engine import NativeEngine
 from patchbench.engines.native.forecast import Forecast, Forward
 from patchbench.engines.native.places import watching
 from patchbench.engines.rows import RowWriter
-from patchbench.engines.scoring import ReadOut, scoring
+from patchbench.engines.scoring import ReadOut
 from patchbench.evaluation_config import EvaluateConfig
 from patchbench.interventions import Intervention
 from patchbench.live_memory import LiveBytes

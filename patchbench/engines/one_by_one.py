@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from patchbench.adapters.hook_map import HookPoint
-from patchbench.adapters.running import explained
+from patchbench.adapters.running import explained, scoring
 from patchbench.engines.base import Batch, Counters
 from patchbench.engines.heads import aligned
 from patchbench.engines.rows import RowWriter
-from patchbench.engines.scoring import ReadOut, halving, scoring
+from patchbench.engines.scoring import ReadOut, halving
 from patchbench.interventions import Intervention
 from patchbench.sites import Position, Site
 

@@ -1,16 +1,15 @@
-"""What every engine does around a forward: evaluation mode, the read-out, batches that fit.
+"""What every engine does around a forward: the read-out, batches that fit.
 
 Use:
 
-    with scoring(model):
+    with scoring(model):                      # of patchbench.adapters.running
         read_out = ReadOut(model, batch, device)
         logits = read_out.logits(model(input_ids=tokens, **read_out.arguments))
     rows = halving(run, batch, counters)      # run(batch) → rows
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -18,22 +17,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from patchbench.adapters.running import in_own_precision, without_cache
+from patchbench.adapters.running import without_cache
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
-
-
-@contextmanager
-def scoring(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation without gradients or autocast, and every module back afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), in_own_precision(model):
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 class ReadOut:

@@ -24,11 +24,12 @@ import torch
 import patchbench as pb
 from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
 from patchbench.adapters.loading import LoadedModel
+from patchbench.adapters.running import scoring
 from patchbench.engines import ENGINES, Batch, make_batches
 from patchbench.engines.native.work import Work
 from patchbench.engines.rows import RowWriter
 from patchbench.engines.safe_intervenable import SafeIntervenable, swap_config
-from patchbench.engines.scoring import ReadOut, scoring
+from patchbench.engines.scoring import ReadOut
 from patchbench.inputs import model_inputs
 from patchbench.interventions import Intervention
 from patchbench.preparation import select_sites

@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from patchbench import cli, cli_evaluate, cli_options
+from patchbench import cli, cli_options
 from patchbench.adapters import MIXERS, MixerLMConfig, MixerLMForCausalLM
 from patchbench.common import ControlError
 from patchbench.results import Result
+from tests.adapters.test_state_spaces import MAMBA1, write
 from tests.tiny_models import tiny
 
 
@@ -120,6 +121,18 @@ def test_sites_lists_every_inner_value_of_every_mixer(run, tmp_path):
         assert listed[layer] > {"block_input", "block_output", "mixer_input", "mixer_output"}
 
 
+def test_sites_of_an_original_need_no_tokenizer(run, tmp_path):
+    """It is to be fetched from the hub, which nothing here can reach."""
+    write(tmp_path, MAMBA1)
+    code, stdout, _ = run("sites", "--model", tmp_path)
+    assert code == 0
+    assert "ssm_state" in stdout
+    assert "mamba-ssm" in stdout  # the note of what was converted
+    code, _, stderr = run("evaluate", "--model", tmp_path, *AR)
+    assert code == 2
+    assert "brings no tokenizer" in stderr
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -192,7 +205,7 @@ def test_a_mistake_is_one_line_and_code_2(run, model_dir, change, says):
     [(None, None), ("2", [2]), ("0,3-5", [0, 3, 4, 5]), ("5, 3-4,0", [0, 3, 4, 5]), ("4-4", [4])],
 )
 def test_layers_are_numbers_and_ranges(text, layers):
-    assert cli_evaluate._layers(text) == layers
+    assert cli_options.layers_of(text) == layers
 
 
 @pytest.mark.parametrize(

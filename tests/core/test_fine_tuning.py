@@ -243,7 +243,11 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("data", "lora"), [("fixed", 2), ("fresh", None)], ids=["lora", "all"])
+@pytest.mark.parametrize(
+    ("data", "lora"),
+    [("fresh", 2), pytest.param("fixed", None, marks=pytest.mark.slow)],
+    ids=["lora", "all"],
+)
 def test_a_killed_run_resumes_to_bit_equal_weights(data, lora, tmp_path, monkeypatch):
     monkeypatch.setattr("patchbench.training.watcher._SECONDS_BETWEEN_REPORTS", 0.2)
     # Dropout, so that the random state matters too.

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from patchbench.adapters.hook_map import HookPoint
+from patchbench.adapters.running import scoring
 from patchbench.common import UserError
 from patchbench.engines.base import Batch, Counters
 from patchbench.engines.native.batching import OVERHEAD, Tuner, seconds_worked
@@ -34,7 +35,7 @@ from patchbench.engines.native.selfcheck import EXAMPLES, TRICKS, WORDS, check, 
 from patchbench.engines.native.states import Past, past_of
 from patchbench.engines.native.work import Work
 from patchbench.engines.rows import RowWriter
-from patchbench.engines.scoring import halving, scoring
+from patchbench.engines.scoring import halving
 from patchbench.interventions import Intervention
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from patchbench.adapters.running import scoring
 from patchbench.engines.base import Batch
 from patchbench.engines.native.batching import OVERHEAD
 from patchbench.engines.native.engine import DONORS, Job, NativeEngine, entry
@@ -25,7 +26,6 @@ from patchbench.engines.native.rounds import donor_points, rounds
 from patchbench.engines.native.schedule import Schedule, cuts_of, sampled
 from patchbench.engines.native.selfcheck import TRICKS
 from patchbench.engines.rows import RowWriter
-from patchbench.engines.scoring import scoring
 from patchbench.interventions import Intervention
 
 if TYPE_CHECKING:
