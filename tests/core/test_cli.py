@@ -182,7 +182,7 @@ def test_sites_of_an_original_need_no_tokenizer(run, tmp_path):
         (["--positions", "foo+1"], "unknown role 'foo'"),
         (["--positions", "value,value+0"], "each once"),
         (["--positions", "value+" + "9" * 30], "is not a position"),
-        (["--template", "nonsense"], "known: arrow, auto"),
+        (["--template", "x"], "known: arrow, auto"),
         (["--threads", "99999999999"], "at most 1024"),
         (["--set", "num_keys=99999999999999"], "largest allowed is 1000000"),
         (["--set", "num_pairs=" + "9" * 5000], "an integer is needed"),
