@@ -19,6 +19,7 @@ _LAZY = {
     "evaluate": "patchbench.evaluation",
     "plan": "patchbench.planning",
     "pool": "patchbench.pooling",
+    "MechanisticCallback": "patchbench.callback",
     "train": "patchbench.training",
     "ModelSpec": "patchbench.training",
     "Result": "patchbench.results",
@@ -32,6 +33,7 @@ _LAZY = {
 __all__ = [
     "Estimate",
     "Intervention",
+    "MechanisticCallback",
     "ModelSpec",
     "Position",
     "Result",
@@ -48,6 +50,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from patchbench.adapters import load_model
+    from patchbench.callback import MechanisticCallback
     from patchbench.common import UserError
     from patchbench.evaluation import evaluate
     from patchbench.interventions import Intervention

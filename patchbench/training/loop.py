@@ -12,14 +12,11 @@ the predictions of the answers alone. Between evaluations a step does nothing bu
 
 import inspect
 import math
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
@@ -31,6 +28,7 @@ from transformers.trainer_utils import SchedulerType
 
 from patchbench.adapters.checkpoints import quiet_transformers
 from patchbench.common.files import explained
+from patchbench.common.random_state import random_state_kept
 from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, step_of
 from patchbench.training.config import SCHEDULES, TrainConfig
 from patchbench.training.data import TensorBatch, first
@@ -105,7 +103,7 @@ def run_fit(
     if is_main_process():
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-    with _random_state_kept(), quiet_transformers():
+    with random_state_kept(), quiet_transformers():
         watcher = Watcher(config, rate, dev, dynamics, progress)
         arguments = _arguments(config, rate, folder / CHECKPOINTS, device, report_to)
         trainer = AnswerTrainer(model, arguments, batches, watcher)
@@ -262,16 +260,3 @@ def _ended(checkpoint: Path, rate: float, config: TrainConfig) -> Fit | None:
         history=history,
         checkpoint=checkpoint,
     )
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Give the caller's random states back: `Trainer` seeds them all."""
-    python, state = random.getstate(), torch.get_rng_state()
-    numpy = np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.set_rng_state(state)
