@@ -58,8 +58,6 @@ class Grid:
         _, numerator, denominator = differences(rows, **which, metric=metric, sites=names)
         rng = np.random.default_rng(seed)
         values, drawn, n = ratio_draws(numerator, denominator, rng=rng, resamples=resamples)
-        # One example by itself has no interval, as in `ratio_of_means`.
-        drawn[:, n < 2] = np.nan
         low, high = interval(drawn)
         return cls(
             sites=[Site.parse(name) for name in names],

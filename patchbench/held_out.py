@@ -178,7 +178,6 @@ def _effects(
         drawn.append(draws)
         n.append(count)
     apart = drawn[0] - drawn[1]
-    apart[:, (n[0] < 2) | (n[1] < 2)] = np.nan
 
     def difference(column: int, level: float) -> Estimate:
         (low,), (high,) = interval(apart[:, [column]], level)

@@ -28,7 +28,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from patchbench.statistics import LEVEL, RESAMPLES, ROUNDING, Estimate, counts, interval
+from patchbench.statistics import FEWEST, LEVEL, RESAMPLES, ROUNDING, Estimate, counts, interval
 
 # The examples' numbers in their dataset (n,), and numerator and denominator (n, k) of a run.
 Part = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -137,6 +137,8 @@ class Draws:
         values = _ratio(self._equal(), plain[:, :1], plain[:, 1:])[0]
         low, high = interval(drawn, level)
         low, high = (values + self.stretch * (limit - values) for limit in (low, high))
+        few = np.atleast_1d(n) < FEWEST
+        low, high = (np.where(few, nan, limit) for limit in (low, high))
         return [
             Estimate(float(v), float(a), float(b), int(count))
             for v, a, b, count in zip(values, low, high, np.atleast_1d(n), strict=True)
@@ -161,9 +163,11 @@ class Draws:
         least = self.top if self.top > 1 else min(len(example) for example, _, _ in parts)
         with np.errstate(divide="ignore", invalid="ignore"):
             p = 2 * student.sf(np.abs(mean) / spread, max(1, least - 1))
-        # What is below rounding is no effect, and what does not vary is sure.
-        p = np.where(np.abs(mean) < ROUNDING, 1.0, np.where(spread < ROUNDING**2, 0.0, p))
-        return np.where(np.isnan(p), 1.0, p)
+        # Without a spread: see `statistics.p_values_of_means`. What is below rounding is no effect.
+        alike = np.minimum(1.0, 2 * (1 + np.abs(mean)) ** -float(least))
+        p = np.where(spread < ROUNDING**2, alike, p)
+        n = sum((~np.isnan(numerator)).sum(axis=0) for _, numerator, _ in parts)
+        return np.where((np.abs(mean) < ROUNDING) | np.isnan(p) | (n < FEWEST), 1.0, p)
 
     def _equal(self) -> np.ndarray:
         """Return the runs' weights (1, r) without a draw."""

@@ -149,7 +149,7 @@ def decide(
         return replace(blank, sentence=wording.only_arrival(grid, blank))
     label, deciding, why = _label(grid, arrives, with_value)
     if label in _WITHOUT_BINDING and (unseen := unseen_convolutions(grid, model)):
-        label, why = None, f"a short convolution may bind what the layers fetch, and {unseen}"
+        label, why = None, f"{unseen}, and may bind the pair"
     if against := carrying(run.get("soft_controls", ())):
         name, site = against[0]["control"], against[0]["site"]
         label, deciding, why = None, [], f"the control {name!r} at {site} carries more than half"
@@ -266,7 +266,7 @@ def _retrieval(
         if missing := {"key", "query"} - places:
             return None, [], f"the {min(missing)} was not looked at entering layer {layer}"
         parts = [index for index in at if grid.found[index] and grid.effects[index].low > 0]
-        if len(parts) > 1 and grid.together(parts).low > HALF:
+        if parts and grid.together(parts).low > HALF:
             return "distributed", sorted(parts, key=lambda i: -grid.effects[i].value), ""
         total = grid.together(at)
         return (

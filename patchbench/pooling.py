@@ -250,7 +250,10 @@ def _accuracy(results: Mapping[str, Result], draws: Draws, column: str) -> Estim
         correct = result.rows[column].to_numpy()[first].astype(float)[:, None]
         parts.append((number, correct, np.ones_like(correct)))
     (found,) = draws.ratio(parts)
-    return Estimate(found.value, max(found.low, 0.0), min(found.high, 1.0), found.n)
+    # A share is between 0 and 1, also where there is no interval.
+    limits = np.array([found.low, found.high])
+    low, high = np.where(np.isnan(limits), [0.0, 1.0], limits).clip(0, 1)
+    return Estimate(found.value, float(low), float(high), found.n)
 
 
 def _runs_of(results: Mapping[str, Result], corruption: str, direction: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from patchbench.common import UserError
 from patchbench.effects import attribs, columns, select
 from patchbench.mechanism import decide
 from patchbench.statistics import (
+    FEWEST,
     RESAMPLES,
     Estimate,
     adjusted,
@@ -147,12 +148,18 @@ def gate(accuracy: Estimate, floor: float, gap: Estimate) -> list[str]:
 
 
 def _small(gap: Estimate) -> list[str]:
+    if gap.n < FEWEST:
+        return [f"{FEWEST} examples are needed for an interval, and there are {gap.n}"]
     if gap.low > MIN_GAP:
         return []
     return [
-        f"the corruption costs {gap.value:.3f} of p(answer) (at least {gap.low:.3f}), and "
+        f"the corruption costs {_plain(gap.value)} of p(answer) (at least {_plain(gap.low)}), and "
         f"{MIN_GAP} is needed"
     ]
+
+
+def _plain(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}"  # no negative zero
 
 
 def costs(

@@ -11,6 +11,7 @@ import argparse
 import time
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 from patchbench.hierarchy import Draws, Unit
 from patchbench.statistics import adjusted, p_values_of_means, ratio_of_means
@@ -39,14 +40,16 @@ def cost() -> float:
     return time.process_time() - started
 
 
-def level(null, examples: int, sites: int, grids: int) -> float:
+def level(null, examples: int, sites: int, grids: int, p_values=p_values_of_means) -> float:
     """Return the share of grids without an effect in which one is found."""
     rng = np.random.default_rng(0)
-    found = [
-        (adjusted(p_values_of_means(null(rng, (examples, sites)))) <= RATE).any()
-        for _ in range(grids)
-    ]
+    found = [(adjusted(p_values(null(rng, (examples, sites)))) <= RATE).any() for _ in range(grids)]
     return float(np.mean(found))
+
+
+def students(values: np.ndarray) -> np.ndarray:
+    """Return the p-values that leave skewness in."""
+    return ttest_1samp(values, 0).pvalue
 
 
 def pooled_level(seeds: int, spread: float, shared: bool, grids: int) -> float:
@@ -83,8 +86,10 @@ def main() -> None:
     shapes = [(64, 20), (64, 100), (256, 20), (256, 100), (1024, 20)]
     print(f"discoveries where there are none, {grids} grids; examples × sites:")
     print(f"{'null':36s}" + "".join(f"{f'{n} × {k}':>12s}" for n, k in shapes))
-    for name, null in NULLS.items():
-        levels = [level(null, n, k, grids if n < 1024 else grids // 4) for n, k in shapes]
+    rows = [(name, null, p_values_of_means) for name, null in NULLS.items()]
+    rows.append(("exponential − 1, Student's t alone", NULLS["exponential − 1"], students))
+    for name, null, p_values in rows:
+        levels = [level(null, n, k, grids if n < 1024 else grids // 4, p_values) for n, k in shapes]
         print(f"{name:36s}" + "".join(f"{value:12.3f}" for value in levels), flush=True)
     print(f"pooled, {grids // 4} grids of 20 sites, 64 examples:")
     for seeds in (2, 3, 5):

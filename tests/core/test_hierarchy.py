@@ -114,10 +114,26 @@ def test_p_values_of_one_seed_are_students_over_its_examples():
     assert found == pytest.approx(truth, rel=0.5, abs=0.02)
 
 
-def test_no_effect_has_p_1_and_a_constant_one_0():
-    values = np.array([[0.0, 0.25, 1e-9]] * 30)
-    parts = [(np.arange(30), values, np.ones_like(values))] * 2
-    assert draws_of(units("0//a", "1//b")).p_values(parts).tolist() == [1.0, 0.0, 1.0]
+def test_no_effect_has_p_1_and_a_constant_one_that_of_its_units():
+    """Without a spread the seeds count, or the examples of a single one."""
+    values = np.array([[0.0, 1.0, 1e-9]] * 30)
+    part = (np.arange(30), values, np.ones_like(values))
+    seven = draws_of(units(*(f"{s}//{s}" for s in range(7)))).p_values([part] * 7)
+    assert seven == pytest.approx([1.0, 2 * 2**-7, 1.0])
+    one = draws_of(units("0//a")).p_values([part])
+    assert one == pytest.approx([1.0, 2 * 2**-30, 1.0])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_too_few_examples_of_all_seeds_have_no_interval(n):
+    """Two seeds of two examples are four, two of three are six."""
+    values = np.array([[0.5], [0.7], [0.6]])[:n]
+    parts = [(np.arange(n), values, np.ones_like(values))] * 2
+    draws = draws_of(units("0//a", "1//b"), n)
+    (found,) = draws.ratio(parts)
+    assert found.value == pytest.approx(values.mean())
+    assert np.isnan([found.low, found.high]).all() == (n < 3)
+    assert (draws.p_values(parts)[0] == 1.0) == (n < 3)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own examples", "the same examples"])

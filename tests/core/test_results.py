@@ -133,9 +133,10 @@ def test_without_counterfactuals_there_is_no_margin():
     [
         ({"right": 6}, "not above the floor"),
         ({"corrupted": 0.9}, "p(answer)"),
-        ({"n": 1, "right": 1}, "p(answer)"),
+        ({"n": 1, "right": 1}, "6 examples are needed for an interval, and there are 1"),
+        ({"n": 5, "right": 5}, "6 examples are needed"),
     ],
-    ids=["accuracy", "gap", "one example"],
+    ids=["accuracy", "gap", "one example", "five examples"],
 )
 def test_below_the_gate_there_are_reasons_and_no_effects(settings, reason):
     (run,) = make(make_rows(EFFECTS, **settings)).summary["runs"]

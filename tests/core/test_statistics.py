@@ -27,6 +27,12 @@ def test_wilson_equals_scipy(hits, n, level):
     assert (found.low, found.high) == pytest.approx((truth.low, truth.high), abs=1e-12)
 
 
+@pytest.mark.parametrize("n", range(1, 60))
+def test_a_proportion_is_between_0_and_1(n):
+    assert wilson(0, n).low == 0.0
+    assert wilson(n, n).high == 1.0
+
+
 def test_wilson_of_nothing_knows_nothing():
     found = wilson(0, 0)
     assert math.isnan(found.value)
@@ -91,6 +97,25 @@ def test_missing_examples_are_left_out_of_both_means():
     assert partial.low < truth < partial.high
 
 
+def test_an_example_without_a_gap_is_left_out_too():
+    numerator, denominator = effects(50, 2)
+    denominator = np.stack([denominator, denominator], axis=1)
+    denominator[10:, 1] = np.nan
+    _, partial = ratio_of_means(numerator, denominator, rng=np.random.default_rng(0))
+    assert partial.n == 10
+    assert partial.value == pytest.approx(numerator[:10, 1].mean() / denominator[:10, 1].mean())
+
+
+def test_a_resample_without_the_rare_examples_says_nothing():
+    """6 of 400 have the column: 1 resample in 400 has none of them, and the others decide."""
+    numerator, denominator = effects(400, 2)
+    numerator[6:, 1] = np.nan
+    _, rare = ratio_of_means(numerator, denominator, rng=np.random.default_rng(0))
+    assert rare.n == 6
+    assert math.isfinite(rare.low)
+    assert rare.low < rare.value < rare.high
+
+
 @pytest.mark.parametrize(
     ("numerator", "denominator", "n"),
     [
@@ -106,12 +131,19 @@ def test_what_has_no_ratio_is_nan(numerator, denominator, n):
     assert found.n == n
 
 
-def test_one_example_has_a_value_but_no_interval():
-    (found,) = ratio_of_means(np.array([[0.5]]), np.ones(1), rng=np.random.default_rng(0))
-    assert found.value == 0.5
-    assert math.isnan(found.low)
-    single = mean(np.array([0.7]), rng=np.random.default_rng(0), bounds=(0.0, 1.0))
-    assert single == Estimate(0.7, 0.0, 1.0, 1)
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_too_few_examples_have_a_value_but_no_interval(n):
+    """Of five values the median is outside their range in 6 % of samples, of six in 3 %."""
+    numerator = np.linspace(0.4, 0.6, n)[:, None]
+    (found,) = ratio_of_means(numerator, np.ones(n), rng=np.random.default_rng(0))
+    values = np.linspace(0.6, 0.8, n)
+    single = mean(values, rng=np.random.default_rng(0), bounds=(0.0, 1.0))
+    assert found.value == pytest.approx(numerator.mean())
+    assert single.value == pytest.approx(values.mean())
+    assert math.isnan(found.low) == math.isnan(found.high) == (n < 6)
+    assert ((single.low, single.high) == (0.0, 1.0)) == (n < 6)
+    assert (p_values_of_means(numerator)[0] == 1.0) == (n < 6)
+    assert (found.n, single.n) == (n, n)
 
 
 def test_mean_is_near_the_normal_interval():
@@ -171,9 +203,19 @@ def test_p_values_are_the_larger_of_students_and_halls(skewed):
     assert p_values_of_means(values) == pytest.approx(truth, rel=1e-9)
 
 
-def test_rounding_is_no_effect_and_a_constant_is_one():
-    values = np.array([[1e-9, 0.25, 0.0, np.nan], [2e-9, 0.25, 0.0, 1.0]])
-    assert p_values_of_means(values).tolist() == [1.0, 0.0, 1.0, 1.0]
+def test_rounding_is_no_effect():
+    values = np.array([[1e-9, 0.0, np.nan]] * 8)
+    assert p_values_of_means(values).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("constant", [0.25, -0.1, 1.0])
+@pytest.mark.parametrize("n", [8, 64])
+def test_equal_differences_have_the_p_value_of_the_worst_null(constant, n):
+    """Mean 0 on [−1, 1]: all else lies at the far end, which n draws in a row then miss."""
+    chance = 1 / (1 + abs(constant))
+    worst = np.array([[constant]] * n)
+    assert constant * chance - np.sign(constant) * (1 - chance) == pytest.approx(0)
+    assert p_values_of_means(worst)[0] == pytest.approx(min(1, 2 * chance**n))
 
 
 NULLS = {
