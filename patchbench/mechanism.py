@@ -233,7 +233,7 @@ def _unsure(grid: Grid, index: int) -> str:
 def _joined(grid: Grid, with_value: Mapping[str, Any] | None) -> list[int]:
     """Return the convolutions' outputs that hold key and value: see the module."""
     also = {}
-    if with_value is not None and not with_value["reasons"]:
+    if with_value is not None:
         name = "attrib_logit_diff" if with_value["primary"] == "logit_diff" else "attrib"
         also = {e["site"]: Estimate.from_json(e[name]) for e in with_value["effects"]}
     found = []

@@ -113,6 +113,12 @@ def test_controls_are_where_their_effect_is_known(corruption, restored):
     assert {(c.corruption, c.direction) for c in found} == {(corruption, "noise")}
 
 
+def test_one_row_that_is_off_among_many_is_an_error():
+    rows = pa.Table.from_pylist([*EXACT * 500, _rows("identity", 0.1 + 1e-3)])
+    with pytest.raises(ControlError, match=r"off by 1\.00e-03"):
+        controls.check(rows, dtype="float32")
+
+
 def test_a_control_without_rows_is_an_error():
     with pytest.raises(ControlError, match="placebo"):
         controls.check(pa.Table.from_pylist([EXACT[0], EXACT[1], EXACT[3]]), dtype="float32")
@@ -124,3 +130,11 @@ def test_partner_is_where_the_swap_put_the_answer(task):
     partner = batch.positions["partner"]
     assert (batch.corrupted["swap"][rows, partner] == batch.answer).all()
     assert (batch.clean[rows, partner] == batch.counterfactual["swap"]).all()
+
+
+def test_without_a_swap_there_is_no_partner(task):
+    (batch,) = make_batches(task.dataset("test", 4), 4, ["swap"])
+    swapped = batch.corrupted["swap"].copy()
+    swapped[1] = batch.clean[1]
+    found = controls.with_partner(replace(batch, corrupted={"swap": swapped}))
+    assert (found.positions["partner"] >= 0).tolist() == [True, False, True, True]

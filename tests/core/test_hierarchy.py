@@ -42,6 +42,41 @@ def test_seeds_and_grammars_weigh_equally_whatever_their_examples():
     assert found.n == 45
 
 
+def test_datasets_of_one_grammar_share_its_weight():
+    """Seed 0 has one grammar on two datasets: weights 1/4, 1/4, 1/2."""
+    found = units("0/1/a", "0/1/b", "1/1/c")
+    draws = draws_of(found)
+    assert draws.weights.sum(axis=1) == pytest.approx(1)
+    assert (draws.weights[:, 0] == draws.weights[:, 1]).all()
+    (mean,) = draws.ratio([part([1] * 30), part([2] * 30), part([4] * 30)])
+    assert mean.value == pytest.approx((1 + 2) / 4 + 4 / 2)
+
+
+def test_seeds_with_grammars_of_their_own_draw_their_own():
+    draws = draws_of(units("0/1/a", "0/2/b", "1/3/c", "1/4/d"))
+    both = draws.weights[(draws.weights[:, :2].sum(1) > 0) & (draws.weights[:, 2:].sum(1) > 0)]
+    first, second = (half / half.sum(axis=1, keepdims=True) for half in (both[:, :2], both[:, 2:]))
+    assert (first != second).any()
+    assert draws.top == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "top"),
+    [
+        (("0//a",), 1),
+        (("0/1/a", "0/2/b", "0/3/c"), 3),
+        (("0/1/a", "0/2/b", "1/1/a", "1/2/b"), 2),
+        (("0//a", "1//b", "2//c"), 3),
+    ],
+    ids=["one run", "grammars of one seed", "seeds with grammars", "seeds"],
+)
+def test_limits_are_stretched_by_the_topmost_level(names, top):
+    draws = draws_of(units(*names))
+    assert draws.top == top
+    factor = 1 if top == 1 else t.ppf(0.975, top - 1) / norm.ppf(0.975) * np.sqrt(top / (top - 1))
+    assert draws.stretch == pytest.approx(factor)
+
+
 def test_limits_are_those_of_a_loop_stretched():
     rng = np.random.default_rng(3)
     parts = [part(rng.normal(s, 1, 30)) for s in (0.0, 0.2, 0.9)]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pytest
 
-from patchbench.mechanism import LABELS, Verdict
+from patchbench.mechanism import LABELS, Verdict, decide
 from patchbench.results import Result
 from tests.core.rows import PROVENANCE, make_rows
 
@@ -41,6 +41,10 @@ CASES = {
     "behind it by convolution": (
         entering(1, key=0, value=0, plus=0.9, query=0) | {CONV + "+1": 0.9},
         "conv-bound induction",
+    ),
+    "behind it, convolved later": (
+        entering(1, key=0, value=0, plus=0.9, query=0) | {"L1.conv_output@value+1": 0.9},
+        "induction",
     ),
     "convolution": (
         entering(1, key=0.7, value=0, query=0.3) | {"L1.conv_output@value+2": 0.9},
@@ -230,6 +234,9 @@ def test_one_layer_is_told_by_elimination_and_says_so():
     assert "nothing was seen to bind it before" in found.sentence
     assert "first seen" not in found.sentence
     assert verdict(one, layers=1, components=("block_input", "conv_output")).label is None
+    lost = verdict(one | {"L0.block_input@key": 0.3}, layers=1)
+    assert lost.label is None
+    assert "the only layer was not looked at" in lost.sentence
 
 
 def test_layers_are_named_as_far_as_they_were_looked_at():
@@ -239,6 +246,20 @@ def test_layers_are_named_as_far_as_they_were_looked_at():
     assert "first seen at the input of layer 2:" in found.sentence
     assert "behind the input of layer 2, the last that was looked at" in found.sentence
     assert "behind the last layer" in verdict(effects, layers=3).sentence
+
+
+@pytest.mark.parametrize("low", [0.6, 0.4, None])
+def test_a_control_that_carries_more_than_half_takes_the_label_away(low):
+    rows = make_rows(START | CASES["stored at the value"][0], n=60, right=56)
+    model = PROVENANCE["model"] | {"num_layers": 2, "components": ["block_input"]}
+    result = Result.from_rows(
+        rows, config={"resamples": 200}, provenance=PROVENANCE | {"model": model}
+    )
+    control = {"control": "random site", "site": "L1.block_input@random", "attrib": {"low": low}}
+    run = result.summary["runs"][0] | {"soft_controls": [control]}
+    found = decide(rows, run, model=model, resamples=200)
+    assert found.label == ("induction" if low != 0.6 else None)
+    assert ("'random site' at L1.block_input@random carries" in found.sentence) == (low == 0.6)
 
 
 @pytest.mark.parametrize("corruption", ["value", "swap"])

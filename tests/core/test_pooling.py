@@ -1,7 +1,9 @@
 """Results pooled: their effects and verdicts over seeds, and what is not pooled."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
@@ -16,6 +18,7 @@ STORED = {
     "L1.block_input@value": 0.9,
     "L1.block_input@query": 0.0,
 }
+VALUE = "L1.block_input@value"
 FETCHED = STORED | {"L1.block_input@value": 0.0, "L1.block_input@query": 1.0}
 
 
@@ -28,10 +31,11 @@ def one(
     data=None,
     trained=True,
     asked=None,
+    name=None,
     **rows,
 ):
     model = PROVENANCE["model"] | {
-        "name": f"runs/{seed}",
+        "name": name or f"runs/{seed}",
         "num_layers": 2,
         "components": ["block_input"],
     }
@@ -46,7 +50,7 @@ def one(
     asked = {"seed": 0, "resamples": 300, "components": ["block_input"], "split": "test"} | (
         asked or {}
     )
-    table = make_rows(effects, n=60, **({"right": 56} | rows))
+    table = make_rows(effects, **({"n": 60, "right": 56} | rows))
     return Result.from_rows(table, config=asked, provenance=provenance)
 
 
@@ -100,16 +104,60 @@ def test_grammars_are_a_level_below_seeds():
     [
         ([one(0)], "1 Result to pool"),
         ([one(0), one(0)], "are of one seed, on the same examples"),
+        ([one(0), one(0, name="a later checkpoint")], "are of one seed, on the same examples"),
         ([one(0), one(1, config={"num_pairs": 8})], r"task.num_pairs: 4 → 8"),
         ([one(0), one(1, asked={"split": "dev"})], r"evaluation.split: test → dev"),
         ([one(0), one(1, asked={"corruptions": ["swap"]})], r"evaluation.corruptions: None →"),
         ([one(0), one(1, {"L0.block_input@query": 1.0})], "no site in common"),
     ],
-    ids=["one", "twice", "task", "split", "corruption", "sites"],
+    ids=["one", "twice", "twice by other names", "task", "split", "corruption", "sites"],
 )
 def test_what_is_not_one_experiment_is_refused(results, message):
     with pytest.raises(pb.UserError, match=message):
         pb.pool(results)
+
+
+def test_a_grammar_is_the_tasks_seed_where_it_has_none_of_its_own():
+    runs = [one(seed, config={"grammar_seed": None}) for seed in (3, 4)]
+    assert {unit.grammar for unit in pb.pool(runs).units.values()} == {"3", "4"}
+
+
+@pytest.mark.parametrize(("twins", "primary"), [(True, "logit_diff"), (False, "p")])
+def test_the_logit_difference_comes_first_where_all_have_it(twins, primary):
+    pooled = pb.pool([one(0, twins=twins), one(1, STORED | {VALUE: 0.7}, twins=twins)])
+    (run,) = pooled.summary["runs"]
+    assert run["primary"] == primary
+    effect = next(e for e in run["effects"] if e["site"] == VALUE)
+    assert ("attrib_logit_diff" in effect) == twins
+    assert list(effect["each"].values()) == pytest.approx([0.9, 0.7])
+    assert pooled.attrib(VALUE, metric=primary).value == pytest.approx(0.8)
+
+
+def test_an_accuracy_is_between_0_and_1_and_of_each_example_once():
+    pooled = pb.pool([one(0, right=60), one(1, right=44)])
+    assert pooled.accuracy.value == pytest.approx(104 / 120)
+    assert pooled.accuracy.low >= 0
+    assert pooled.accuracy.high == 1.0
+    shuffled = []
+    for seed, right in ((0, 60), (1, 44)):
+        result = one(seed, right=right)
+        order = np.random.default_rng(seed).permutation(len(result.rows))
+        shuffled.append(replace(result, rows=result.rows.take(order)))
+    assert pb.pool(shuffled).accuracy == pooled.accuracy
+
+
+def test_runs_of_two_examples_pool_to_no_interval():
+    runs = [one(seed, n=2, right=2) for seed in range(2)]
+    pooled = pb.pool(runs)
+    assert (pooled.accuracy.low, pooled.accuracy.high, pooled.accuracy.n) == (0.0, 1.0, 4)
+    assert pooled.summary["runs"][0]["effects"] == []
+    assert json.dumps(pooled.summary, allow_nan=False)
+
+
+def test_runs_of_different_numbers_of_examples_weigh_alike():
+    pooled = pb.pool([one(0, n=60), one(1, STORED | {VALUE: 0.5}, n=20, right=20)])
+    assert pooled.attrib(VALUE).value == pytest.approx(0.7)
+    assert pooled.attrib(VALUE).n == 80
 
 
 def test_without_a_recorded_training_each_model_is_a_seed():

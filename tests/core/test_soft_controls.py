@@ -1,5 +1,7 @@
 """Controls that should be near 0: where they are, whose activations they take, what they show."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,43 @@ def test_the_random_token_has_no_role_and_is_never_corrupted(batch):
         place = batch.positions["random"][row]
         assert 0 < place < batch.positions["query"][row]
         assert place not in {batch.positions[name][row] for name in names}
+
+
+def test_the_answers_token_elsewhere_is_no_other_value(task):
+    """On associative treecall the answer may come twice: here in the place of every other value."""
+    (plain,) = make_batches(task.dataset("test", 24), 24, ["key", "value"])
+    rows = np.arange(24)[:, None]
+    values = np.argwhere((plain.clean[:, :, None] == plain.candidates[:, None]).any(-1))
+    places = values[:, 1].reshape(24, 3)
+    tokens = {name: run.copy() for name, run in {"": plain.clean, **plain.corrupted}.items()}
+    for run in tokens.values():
+        own = places == plain.positions["value"][:, None]
+        run[rows, places] = np.where(own, run[rows, places], plain.answer[:, None])
+    clean = tokens.pop("")
+    (found,) = soft_controls.prepare([replace(plain, clean=clean, corrupted=tokens)])
+    assert (found.positions["other_value"] == -1).all()
+    assert (found.positions["random"] >= 0).all()
+
+
+def test_the_first_token_is_never_drawn_also_without_a_role(task):
+    (plain,) = make_batches(task.dataset("test", 200), 200, ["key"])
+    roles = {name: places for name, places in plain.positions.items() if name != "bos"}
+    (found,) = soft_controls.prepare([replace(plain, positions=roles)])
+    assert (found.positions["random"] > 0).all()
+    assert 1 in found.positions["random"]
+
+
+def test_all_are_in_the_middle_of_the_model():
+    hook_map = pb.load_model(tiny("gpt2", layers=4)).hook_map
+    found = soft_controls.interventions(hook_map, corruption="key", direction="noise")
+    assert {site.layer for control in found for site in control.sites} == {2}
+    assert [control.control for control in found] == [
+        "wrong position",
+        "shuffled source",
+        "shuffled source",
+        "random site",
+    ]
+    assert {(c.corruption, c.direction) for c in found} == {("key", "noise")}
 
 
 def test_the_same_examples_get_the_same_places(task, batch):
