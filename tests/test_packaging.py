@@ -22,6 +22,19 @@ def test_every_folder_with_code_is_a_listed_package():
     assert found == set(PROJECT["tool"]["setuptools"]["packages"])
 
 
+def test_every_data_file_ships():
+    """Weights, records, templates: a wheel has only what a pattern names."""
+    settings = PROJECT["tool"]["setuptools"]
+    shipped = set()
+    for package, patterns in settings["package-data"].items():
+        folder = ROOT / settings["package-dir"].get(package, package.replace(".", "/"))
+        shipped |= {file for pattern in patterns for file in folder.glob(pattern)}
+    rooms = [ROOT / room for room in settings["package-dir"].values()]
+    files = {file for room in rooms for file in room.rglob("*") if file.is_file()}
+    left_out = {f for f in files - shipped if f.suffix not in (".py", ".pyc")}
+    assert not left_out
+
+
 def test_one_version():
     assert patchbench.__version__ == PROJECT["project"]["version"]
 
