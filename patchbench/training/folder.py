@@ -73,7 +73,7 @@ class TrainFolder:
             UserError: it holds something else, or cannot be written.
         """
         path = Path(path)
-        identity = _plain(identity)
+        identity = json.loads(json.dumps(dict(identity)))  # lists for tuples, as in the file
         with explained(path):
             occupied = os.path.exists(path) and (not path.is_dir() or _items(path))
         if path.is_symlink() and not os.path.exists(path):
@@ -142,11 +142,6 @@ def read_folder(path: Path) -> TrainFolder:
         UserError: it is none.
     """
     return TrainFolder(path=path, content=_read(path))
-
-
-def _plain(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what JSON makes of it: lists for tuples."""
-    return json.loads(json.dumps(dict(identity)))
 
 
 def _items(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from transformers import TrainerCallback
 
+from patchbench.adapters.checkpoints import quiet_transformers
 from patchbench.tasks import load_task
 from patchbench.training import ModelSpec, TrainConfig, data
 from patchbench.training.loop import AnswerTrainer, _arguments
@@ -49,7 +50,8 @@ def on_trainer(model, source, folder: Path) -> list[float]:
     clock = Clock()
     # First, so that what the watcher does after the last step is not counted.
     trainer.callback_handler.callbacks.insert(0, clock)
-    trainer.train()
+    with quiet_transformers():
+        trainer.train()
     return [after - before for before, after in zip(clock.stamps, clock.stamps[1:], strict=False)]
 
 
