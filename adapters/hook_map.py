@@ -146,7 +146,11 @@ class HookMap:
 _ORDER = {name: index for index, name in enumerate(COMPONENTS)}
 
 HookMapBuilder = Callable[["PreTrainedModel"], HookMap]
-HOOK_MAPS: Registry[HookMapBuilder] = Registry("hook map", entry_points="patchbench.adapters")
+HOOK_MAPS: Registry[HookMapBuilder] = Registry(
+    "hook map",
+    entry_points="patchbench.adapters",
+    refuse=lambda target: None if callable(target) else "it is no function of a model",
+)
 
 
 def register_hook_map(model_type: str) -> Callable[[HookMapBuilder], HookMapBuilder]:

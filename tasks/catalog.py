@@ -12,7 +12,7 @@ Use:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from patchbench.common import Registry, UserError, near_names
@@ -20,7 +20,26 @@ from patchbench.common import Registry, UserError, near_names
 if TYPE_CHECKING:
     from patchbench.tasks.base import Task
 
-TASKS: "Registry[type[Task]]" = Registry("task", entry_points="patchbench.tasks")
+
+def _refuse(target: object) -> str | None:
+    """Return what keeps an object from being a task."""
+    from patchbench.tasks.base import Task
+
+    if not (isinstance(target, type) and issubclass(target, Task)):
+        return "it is no subclass of patchbench.tasks.Task"
+    # A cached property does not tell that what it wraps is abstract.
+    cached = {name for name in ("kinds", "symbols") if getattr(target, name) is vars(Task)[name]}
+    if missing := sorted(target.__abstractmethods__ | cached):
+        return f"it does not define {', '.join(missing)}"
+    if not is_dataclass(getattr(target, "Config", None)):
+        return "its Config is no dataclass"
+    named = target.variants
+    if not isinstance(named, Mapping) or not all(isinstance(v, Variant) for v in named.values()):
+        return "its variants are no mapping of names to Variants"
+    return None
+
+
+TASKS: "Registry[type[Task]]" = Registry("task", entry_points="patchbench.tasks", refuse=_refuse)
 TASKS.add("ar", "patchbench.tasks.ar:ARTask")
 TASKS.add("atr", "patchbench.tasks.atr:ATRTask")
 TASKS.add("induction", "patchbench.tasks.induction:InductionTask")

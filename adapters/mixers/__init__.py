@@ -13,7 +13,18 @@ Use:
 from patchbench.adapters.mixers.base import Mixer, MixerOptions, MixerState
 from patchbench.common import Registry
 
-MIXERS: Registry[type[Mixer]] = Registry("mixer", entry_points="patchbench.mixers")
+
+def _refuse(target: object) -> str | None:
+    """Return what keeps an object from being a mixer."""
+    if not (isinstance(target, type) and issubclass(target, Mixer)):
+        return "it is no subclass of patchbench.adapters.mixers.Mixer"
+    options = getattr(target, "Options", None)
+    if not (isinstance(options, type) and issubclass(options, MixerOptions)):
+        return "its Options are no subclass of MixerOptions"
+    return None
+
+
+MIXERS: Registry[type[Mixer]] = Registry("mixer", entry_points="patchbench.mixers", refuse=_refuse)
 
 for _name, _target in {
     "attention": "attention:Attention",

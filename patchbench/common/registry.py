@@ -10,14 +10,17 @@ Use:
 """
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar, cast
 
 from patchbench.common.errors import UserError, near_names
 
 T = TypeVar("T")
+# A name is typed in lists and before "/variant": "a,b" could never be asked for.
+_NAME = re.compile(r"\w[\w.+-]*")
 
 
 class Registry(Generic[T]):
@@ -26,11 +29,18 @@ class Registry(Generic[T]):
     Args:
         kind: what is registered, for messages ("task", "mixer").
         entry_points: entry-point group through which other packages add names. An entry point
-            that fails to load is skipped with a warning.
+            that fails to load, or is no such thing, is skipped with a warning.
+        refuse: what is wrong with an object that another package registers, or None.
     """
 
-    def __init__(self, kind: str, *, entry_points: str | None = None) -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        kind: str,
+        *,
+        entry_points: str | None = None,
+        refuse: Callable[[object], str | None] = lambda target: None,
+    ) -> None:
+        self.kind, self._refuse = kind, refuse
         self._group = entry_points
         self._targets: dict[str, T | str] = {}
         self._scanned = entry_points is None
@@ -60,15 +70,26 @@ class Registry(Generic[T]):
         self._scanned = True
         for point in entry_points(group=self._group or ""):
             try:
-                target = point.load()
-                if point.name not in self._targets:
-                    self.add(point.name, target)
-            except Exception as error:
+                reason = self._add_plugin(point)
+            except (Exception, SystemExit) as error:  # whatever a module does while it is imported
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+            if reason is not None:
                 warnings.warn(
-                    f"plugin {point.value!r} ({self.kind} {point.name!r}) is skipped: "
-                    f"{type(error).__name__}: {error}",
+                    f"plugin {point.value!r} ({self.kind} {point.name!r}) is skipped: {reason}",
                     stacklevel=3,
                 )
+
+    def _add_plugin(self, point: EntryPoint) -> str | None:
+        """Register what an entry point gives, or return what is wrong with it."""
+        if not _NAME.fullmatch(point.name):
+            return "a name has letters, digits and _ . + - only"
+        target = point.load()
+        if (reason := self._refuse(target)) is not None:
+            return reason
+        # One distribution may be found twice; its second finding is the same object.
+        if self._targets.setdefault(point.name, target) is not target:
+            return "the name is taken"
+        return None
 
     def __getitem__(self, name: str) -> T:
         self._scan()

@@ -60,6 +60,47 @@ def test_unknown_and_double_names():
 def test_a_broken_plugin_warns_and_the_others_are_there(plugins):
     things = Registry("thing", entry_points="patchbench.things")
     things.add("own", 1)
-    with pytest.warns(UserWarning, match=r"package:broken.*skipped: ImportError: no module"):
+    with (
+        pytest.warns(UserWarning, match="package:own.*skipped: the name is taken"),
+        pytest.warns(UserWarning, match=r"package:broken.*skipped: ImportError: no module"),
+    ):
         assert list(things) == ["own", "theirs"]
     assert (things["theirs"], things["own"]) == (3, 1)
+
+
+def stops():
+    raise SystemExit("give --config")
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "reason"),
+    [
+        ("ends", stops, "SystemExit: give --config"),
+        ("a,b", lambda: 3, "a name has letters, digits and _ . + - only"),
+        ("a/b", lambda: 3, "a name has letters, digits and _ . + - only"),
+        ("", lambda: 3, "a name has letters, digits and _ . + - only"),
+        ("odd", lambda: "no number", "it is no number"),
+        ("own", lambda: 4, "the name is taken"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_one_warning(monkeypatch, name, load, reason):
+    good = point("good", lambda: 7)
+    monkeypatch.setattr(module, "entry_points", lambda group: [point(name, load), good, good])
+    refuse = lambda target: None if isinstance(target, int) else "it is no number"  # noqa: E731
+    things = Registry("thing", entry_points="patchbench.things", refuse=refuse)
+    things.add("own", 1)
+    with pytest.warns(UserWarning, match="is skipped") as caught:
+        assert list(things) == ["good", "own"]
+    (warning,) = caught
+    value = f"package:{name}"
+    assert str(warning.message) == f"plugin {value!r} (thing {name!r}) is skipped: {reason}"
+    assert (things["good"], things["own"]) == (7, 1)
+
+
+def test_the_user_may_interrupt_a_plugin(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "entry_points", lambda group: [point("slow", interrupted)])
+    with pytest.raises(KeyboardInterrupt):
+        list(Registry("thing", entry_points="patchbench.things"))
