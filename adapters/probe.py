@@ -243,7 +243,9 @@ def _observe(
     if not bool(torch.isfinite(logits).all()):
         raise UserError(
             f"{loaded.name}: its logits are not finite in {loaded.dtype}",
-            "try --dtype float32; otherwise the weights are damaged",
+            "the weights are damaged, or their training diverged"
+            if loaded.dtype == "float32"
+            else "try --dtype float32; otherwise the weights are damaged",
         )
     return logits, seen
 

@@ -54,7 +54,9 @@ def check(loaded: "LoadedModel", task: "Task", *, split: str) -> bool:
             f"task {task.name!r} holds no pairs out", "add --set held_out=0.2, as the training had"
         )
     if split != "test":
-        raise UserError(f"held-out pairs with split {split!r}", "they are those of test")
+        raise UserError(
+            f"held-out pairs with split {split!r}", "they are those of test: leave --split out"
+        )
     from patchbench.adapters.bundled import find_bundled
 
     bundled = find_bundled(loaded.name)

@@ -190,11 +190,18 @@ def test_a_model_without_a_head_is_refused():
         load_model(headless, hook_map=hook_map)
 
 
-def test_logits_that_are_not_finite_are_refused():
-    model: Any = tiny("gpt2")
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [(torch.float32, "the weights are damaged"), (torch.bfloat16, "try --dtype float32")],
+    ids=str,
+)
+def test_logits_that_are_not_finite_are_refused(dtype, remedy):
+    model: Any = tiny("gpt2").to(dtype)
     model.lm_head.register_forward_hook(lambda _, __, logits: logits * float("inf"))
-    with pytest.raises(UserError, match="logits are not finite in float32"):
-        load_model(model)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(UserError, match=f"logits are not finite in {name}") as found:
+        load_model(model, dtype="auto")
+    assert remedy in str(found.value)
 
 
 def test_false_guesses_of_inspection_are_left_out_and_told():

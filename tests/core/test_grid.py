@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from patchbench.grid import Grid, place
-from patchbench.mechanism import _strongest
+from patchbench.mechanism import _label, _strongest
 from patchbench.sites import Site
 from patchbench.statistics import Estimate
 
@@ -81,6 +81,13 @@ def test_a_layer_that_many_resamples_do_not_have_is_not_given(missing, known):
 def test_the_strongest_is_the_one_that_is_surest():
     sites = {"L1.block_input@value": (0.95, 0.55, 1.2), "L2.block_input@value": (0.9, 0.85, 0.95)}
     assert _strongest(grid(sites, layers=4), [0, 1]) == 1
+
+
+@pytest.mark.parametrize(("found", "label"), [(True, "distributed"), (False, None)])
+def test_only_discoveries_add_up_to_distributed(found, label):
+    parts = {"key": 0.3, "value": 0.3, "query": 0.35}
+    sites = {f"L1.block_input@{at}": (x, x - 0.1, x + 0.1) for at, x in parts.items()}
+    assert _label(grid(sites, found=found), None, None)[0] == label
 
 
 def test_together_is_a_sum_within_each_resample():

@@ -77,6 +77,44 @@ def test_limits_are_stretched_by_the_topmost_level(names, top):
     assert draws.stretch == pytest.approx(factor)
 
 
+def test_a_column_that_some_examples_lack_is_of_those_that_have_it():
+    """Seed 0 has it in 10 of 30 examples, seed 1 in all: both count alike, in every resample."""
+    rng = np.random.default_rng(5)
+    values = [rng.normal(0.4, 0.2, 30), rng.normal(0.8, 0.2, 30)]
+    gaps = [rng.uniform(0.5, 1, 30), rng.uniform(1, 1.5, 30)]
+    values[0][10:] = np.nan
+    parts = [(np.arange(30), v[:, None], g[:, None]) for v, g in zip(values, gaps, strict=True)]
+    draws = draws_of(units("0//a", "1//b"))
+    (found,) = draws.ratio(parts)
+    have = [~np.isnan(v) for v in values]
+    tops, bottoms = ([x[h].mean() for x, h in zip(xs, have, strict=True)] for xs in (values, gaps))
+    assert found.value == pytest.approx(sum(tops) / sum(bottoms))
+    assert found.n == 40
+    drawn = []
+    for row in range(400):
+        top = bottom = 0.0
+        for number, name in enumerate("ab"):
+            here = have[number]
+            times = draws.examples[name][row].astype(int)[here]
+            weight = draws.weights[row, number]
+            top += weight * np.repeat(values[number][here], times).mean()
+            bottom += weight * np.repeat(gaps[number][here], times).mean()
+        drawn.append(top / bottom)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    limits = [found.value + draws.stretch * (limit - found.value) for limit in (low, high)]
+    assert (found.low, found.high) == pytest.approx(limits)
+
+
+def test_a_resample_without_the_rare_examples_is_of_the_other_run():
+    values = np.full(400, np.nan)
+    values[:6] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.5]
+    found = draws_of(units("0//a", "1//b"), 400, resamples=4000)
+    (rare,) = found.ratio([part(values), part(values)])
+    assert rare.value == pytest.approx(0.5)
+    assert np.isfinite([rare.low, rare.high]).all()
+    assert rare.low < 0.5 < rare.high
+
+
 def test_limits_are_those_of_a_loop_stretched():
     rng = np.random.default_rng(3)
     parts = [part(rng.normal(s, 1, 30)) for s in (0.0, 0.2, 0.9)]
