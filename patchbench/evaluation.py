@@ -23,7 +23,7 @@ from patchbench.engines.base import Counters
 from patchbench.evaluation_config import EvaluateConfig
 from patchbench.interventions import Intervention
 from patchbench.partial import Partial
-from patchbench.preparation import Prepared, prepare
+from patchbench.preparation import Prepared, parts, prepare
 from patchbench.provenance import fingerprint, package_versions, weights_digest
 from patchbench.results import Result, collect_provenance
 from patchbench.selfcheck import compare
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel
     from patchbench.tasks import Task
 
-# Interventions that an engine is given at a time: what a killed run loses of a batch, at most.
-CHUNK = 512
+# Settings of what is made of the rows, or of a look at them.
+_AFTERWARDS = ("resamples", "selfcheck")
 
 Progress = Callable[[int, int], None]
 
@@ -98,11 +98,7 @@ def evaluate(
             counters=engine.counters,
             progress=progress,
         )
-    chunks = [
-        (batch, plan[start : start + CHUNK])
-        for batch in prepared.batches
-        for start in range(0, len(plan), CHUNK)
-    ]
+    chunks = parts(prepared.batches, plan)
     before, notes = 0.0, []
     if partial is not None:
         partial.open(_identity(prepared, plan))
@@ -169,11 +165,14 @@ def _identity(prepared: Prepared, plan: Sequence[Intervention]) -> dict[str, Any
     import torch
 
     loaded, task = prepared.loaded, prepared.task
+    settings = {**asdict(prepared.config), **prepared.grid}
+    for name in _AFTERWARDS:
+        del settings[name]
     labels = "\n".join(f"{i.control} {i.corruption} {i.direction} {i.label}" for i in plan)
     return {
         "patchbench": __version__,
         "packages": package_versions(),
-        "settings": {**asdict(prepared.config), **prepared.grid},
+        "settings": settings,
         "model": loaded.name,
         "weights": weights_digest(loaded.model),
         "dtype": str(loaded.dtype),

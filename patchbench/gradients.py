@@ -174,8 +174,7 @@ class Pair:
         with watching(self._loaded, functions), explained(self._loaded.name, tokens):
             output = self._loaded.model(input_ids=tokens, **self._read_out.arguments)
         logits = self._read_out.logits(output)
-        self._counters.forwards += 1
-        self._counters.forward_rows += len(tokens)
+        self._counters.count(1, rows=len(tokens))
         self._rows.observe(run, logits.detach())  # refuses what is not finite
         log_p = logits.float().cpu().double().log_softmax(-1)
         return log_p[torch.arange(len(log_p)), torch.as_tensor(self._batch.answer)].exp()

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from patchbench.tasks import Task
 
 
+# Interventions that an engine is given at a time: what a killed run loses of a batch, at most.
+CHUNK = 512
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What an evaluation runs.
@@ -94,6 +98,17 @@ def prepare(
         plan=plan,
         grid=grid,
     )
+
+
+def parts(
+    batches: Sequence[Batch], plan: Sequence[Intervention]
+) -> list[tuple[Batch, Sequence[Intervention]]]:
+    """Return what an engine is given, one after the other."""
+    return [
+        (batch, plan[start : start + CHUNK])
+        for batch in batches
+        for start in range(0, len(plan), CHUNK)
+    ]
 
 
 def default_positions(dataset: "Dataset") -> tuple[str, ...]:

@@ -142,6 +142,11 @@ class Counters:
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def count(self, forwards: int, *, rows: int) -> None:
+        """Count calls of the model with `rows` documents each."""
+        self.forwards += forwards
+        self.forward_rows += forwards * rows
+
     def skip(self, intervention: Intervention, count: int) -> None:
         """Count examples for which `intervention` is not defined."""
         if count:

@@ -232,8 +232,7 @@ class _Job:
         return np.stack(columns, axis=1)
 
     def _count(self) -> None:
-        self._counters.forwards += 1
-        self._counters.forward_rows += len(self._batch)
+        self._counters.count(1, rows=len(self._batch))
 
 
 def _key(run: str, site: Site) -> _Key:

@@ -218,7 +218,7 @@ def _print_run(console: Console, result: "Result", run: dict[str, Any]) -> None:
     if others:
         key = "attrib_logit_diff" if run["primary"] == "logit_diff" else "attrib"
         found = {effect["site"]: Estimate.from_json(effect[key]) for effect in run["effects"]}
-        _print_list(console, {name: found[name] for name in others})
+        _print_list(console, "Attrib", {name: found[name] for name in others})
     print_strata(console, result.summary, run)
     if estimated is not None:
         print_scores(console, estimated, corruption, direction)
@@ -239,11 +239,11 @@ def _split(names: Iterable[str]) -> tuple[list[str], list[str]]:
     return list(components), others
 
 
-def _print_list(console: Console, effects: "dict[str, Estimate]") -> None:
+def _print_list(console: Console, title: str, effects: "dict[str, Estimate]") -> None:
     """Print single heads, and sites that are patched together or from elsewhere, one a line."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("patched", overflow="fold")
-    table.add_column("Attrib", justify="right", no_wrap=True)
+    table.add_column(title, justify="right", no_wrap=True)
     for name, effect in effects.items():
         table.add_row(escape(name), cell(effect))
     console.print(table)
@@ -257,14 +257,21 @@ def print_scores(
     if run is None:
         return
     grids: dict[str, dict[tuple[int | None, str], Estimate]] = {}
+    others: dict[str, Estimate] = {}
     for score in run["scores"]:
-        if (site := grid_site(score["site"])) is not None:
+        estimate = Estimate.from_json(score["attrib"])
+        if (site := grid_site(score["site"])) is None:
+            others[score["site"]] = estimate
+        else:
             place = site.layer, str(site.position)
-            grids.setdefault(site.component, {})[place] = Estimate.from_json(score["attrib"])
+            grids.setdefault(site.component, {})[place] = estimate
     steps = estimated["ig_steps"]
     way = f"gradient over {steps} steps" if steps else "gradient at the base"
     for component, grid in grids.items():
         print_grid(console, f"first order ({way}): estimated Attrib of {component}", grid)
+    if others:
+        console.print(f"first order ({way}): estimated Attrib of what stands by itself")
+        _print_list(console, "estimated", others)
     if against := run["against_exact"]:
         rank = against["rank_correlation"]
         console.print(

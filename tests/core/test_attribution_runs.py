@@ -78,6 +78,22 @@ def test_the_table_says_first_order_and_the_result_comes_back(result, tmp_path, 
     assert again.summary == result.summary
 
 
+def test_heads_and_moved_sites_are_listed_with_their_scores(capsys):
+    from patchbench.report import terminal
+
+    values = {"L0.q[1]@key": 0.25, "L0.block_input@key -> L1.block_input@value": -0.5}
+    scores = [
+        {"site": site, "attrib": {"value": value, "low": None, "high": None, "n": 1}}
+        for site, value in values.items()
+    ]
+    run = {"corruption": "key", "direction": "denoise", "scores": scores, "against_exact": None}
+    terminal.print_scores(terminal.make_console(), {"ig_steps": 0, "runs": [run]}, "key", "denoise")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "first order (gradient at the base)" in shown
+    for site, value in values.items():
+        assert f"{site} {value:.2f}" in shown
+
+
 def test_below_the_gate_there_are_no_scores():
     task = pb.load_task("ar", num_pairs=3, num_keys=8, num_values=8)
     calls = []

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import patchbench as pb
 from patchbench.common import UserError
 from patchbench.partial import partial_folder
 from patchbench.results import Result
@@ -87,6 +88,31 @@ def test_kill_9_then_resume_gives_the_rows_of_an_uninterrupted_run(model, tmp_pa
     assert resumed.rows.equals(uninterrupted.rows)
     assert resumed.summary["runs"] == uninterrupted.summary["runs"]
     assert "resumed: 2 of 10 parts were there" in resumed.provenance["notes"]
+
+
+def test_what_is_made_of_the_rows_may_change_and_the_rows_may_not(tmp_path):
+    """Another number of resamples, or a self-check that is left out, is no other evaluation."""
+    settings = {"n": 12, "batch_size": 4, "template": "symbolic"}
+
+    def run(*, resume=False, stop=False, **changed):
+        def stopped(done, total):
+            if stop:
+                raise KeyboardInterrupt
+
+        with partial_folder(tmp_path / "out", resume=resume) as partial:
+            how = {"progress": stopped, "partial": partial, **settings, **changed}
+            return pb.evaluate(tiny("gpt2", vocab=64), "ar/tiny", **how)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=True)
+    for name, value in (("n", 13), ("batch_size", 3), ("seed", 1), ("engine", "pyvene")):
+        with pytest.raises(UserError, match=f"settings.{name}"):
+            run(resume=True, **{name: value})
+    resumed = run(resume=True, resamples=300, selfcheck=False)
+    assert "resumed: 1 of 3 parts were there" in resumed.provenance["notes"]
+    assert resumed.config["resamples"] == 300
+    whole = pb.evaluate(tiny("gpt2", vocab=64), "ar/tiny", **settings)
+    assert resumed.rows.equals(whole.rows)
 
 
 def test_a_finished_or_failed_run_leaves_no_parts(tmp_path):

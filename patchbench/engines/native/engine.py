@@ -82,8 +82,8 @@ class NativeEngine:
         with scoring(loaded.model):
             points = [point for item in pending for point in donor_points(loaded, item)]
             points += entry(loaded)
-            self.counters.forwards += (looks := model.sizes.learn(loaded, points, batch))
-            self.counters.forward_rows += looks
+            looks = model.sizes.learn(loaded, points, batch)
+            self.counters.count(looks, rows=1)
             budget = DONORS * self.cache_bytes
             for part in rounds(pending, loaded, batch, model.sizes, budget):
                 Job(self, model, loaded, batch, part, usable, writer).run()
@@ -196,6 +196,7 @@ class Job:
             rows = min(EXAMPLES, len(self._batch))
             run = self._work.base_runs[0]
             plain = recording.predict(run, rows)
+            self._counters.count(1, rows=rows)
             if problem := difference(logits[run][:rows], plain, self._loaded.dtype):
                 self._drop("position", f"keeping its past {problem}")
                 past = None
@@ -212,8 +213,7 @@ class Job:
         layers = self._resumable() if "layer" in self._model.tricks else set()
         recording = Recording(self._loaded, self._batch, work, blocks, layers=layers, past=past)
         runs = self._runs()
-        self._counters.forwards += len(runs)
-        self._counters.forward_rows += len(runs) * len(self._batch)
+        self._counters.count(len(runs), rows=len(self._batch))
         return recording, {run: recording.observe(run) for run in runs}
 
     def _runs(self) -> list[str]:
@@ -242,8 +242,10 @@ class Job:
         self._cuts = cuts_of(work, self._batch.length, OVERHEAD)
         needed = documents_at(work, self._cuts)
         problem = past.at_cuts(recording.tokens, needed)
+        self._counters.count(len(past.lengths(needed)), rows=len(recording.tokens))
         if problem is None and past.nbytes > _PAST * self._engine.cache_bytes:
-            problem = f"the past takes {past.nbytes / 2**20:.0f} MiB: smaller batches take less"
+            size = f"{past.nbytes / 2**20:.0f} MiB"
+            problem = f"the past takes {size}: a smaller batch_size takes less"
         self._drop("position", problem)
 
     def _check(self) -> None:

@@ -23,8 +23,8 @@ from patchbench.engines.native.batching import OVERHEAD
 from patchbench.engines.native.engine import DONORS, Job, NativeEngine, entry
 from patchbench.engines.native.forward import Chunk
 from patchbench.engines.native.rounds import donor_points, rounds
-from patchbench.engines.native.schedule import Schedule, cuts_of, sampled
-from patchbench.engines.native.selfcheck import TRICKS
+from patchbench.engines.native.schedule import Schedule, cuts_of, documents_at, sampled
+from patchbench.engines.native.selfcheck import EXAMPLES, TRICKS
 from patchbench.engines.rows import RowWriter
 from patchbench.interventions import Intervention
 
@@ -90,10 +90,14 @@ class _Forecast(Job):
     def forwards(self) -> Iterator[Forward]:
         model, work, batch = self._model, self._work, self._batch
         for _ in self._runs():
-            yield Forward(rows=len(batch), length=batch.length, blocks=len(model.blocks))
+            yield self._unpatched(len(batch))
         self._drop("layer", model.blocks.problem)
-        if self._past() is not None:
+        if (past := self._past()) is not None:
+            if self._unchecked():
+                yield self._unpatched(min(EXAMPLES, len(batch)))
             self._cuts = cuts_of(work, batch.length, OVERHEAD)
+            for length in past.lengths(documents_at(work, self._cuts)):
+                yield self._unpatched(len(work.base_runs) * len(batch), length)
         layers = self._resumable() if "layer" in model.tricks else set()
         schedule = Schedule(work, batch, layers=layers, cuts=self._cuts)
         if components := self._unchecked():
@@ -122,6 +126,10 @@ class _Forecast(Job):
         documents = len(work.base_runs) * len(batch)
         layers = self._resumable() if "layer" in self._model.tricks else set()
         return donors + documents * batch.length * width * len(layers)
+
+    def _unpatched(self, rows: int, length: int | None = None) -> Forward:
+        blocks = len(self._model.blocks)
+        return Forward(rows=rows, length=length or self._batch.length, blocks=blocks)
 
     def _forward(self, chunk: Chunk) -> Forward:
         return Forward(

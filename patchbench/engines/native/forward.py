@@ -94,8 +94,7 @@ class Runner:
             tokens = recording.tokens[rows, chunk.cut : chunk.end]
             stack.enter_context(explained(self._loaded.name, tokens))
             output = model(input_ids=tokens, **arguments)
-        self._counters.forwards += 1
-        self._counters.forward_rows += len(chunk.items)
+        self._counters.count(1, rows=len(chunk.items))
         return read_out.logits(output)
 
     def _writers(self, chunk: Chunk) -> dict[HookPoint, Function]:

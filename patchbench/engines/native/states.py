@@ -15,7 +15,7 @@ there, without a sign.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,10 @@ class Past(Protocol):
 
     def begin(self) -> dict[str, Any]:
         """Return arguments for an unpatched run."""
+        ...
+
+    def lengths(self, cuts: Iterable[int]) -> list[int]:
+        """Return the tokens of each call of the model that `at_cuts` makes, with all documents."""
         ...
 
     def at_cuts(self, tokens: Tensor, needed: Mapping[int, np.ndarray]) -> str | None:
@@ -90,6 +94,11 @@ class KeyValues:
         self._runs.append(self._make())
         return {"cache": self._runs[-1], "use_cache": True}
 
+    def lengths(self, cuts: Iterable[int]) -> list[int]:
+        """See `Past`."""
+        del cuts
+        return []
+
     def at_cuts(self, tokens: Tensor, needed: Mapping[int, np.ndarray]) -> str | None:
         """See `Past`."""
         layers = [run.layers for run in self._runs]
@@ -137,6 +146,10 @@ class MixerStates:
     def begin(self) -> dict[str, Any]:
         """See `Past`."""
         return {}
+
+    def lengths(self, cuts: Iterable[int]) -> list[int]:
+        """See `Past`."""
+        return np.diff(sorted({0, *cuts})).tolist()
 
     def at_cuts(self, tokens: Tensor, needed: Mapping[int, np.ndarray]) -> str | None:
         """See `Past`; the unpatched documents run once more, from cut to cut."""
