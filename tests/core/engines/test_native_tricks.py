@@ -1,6 +1,6 @@
 """What the native engine leaves out changes no row, and it leaves nothing behind."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import combinations
 
@@ -14,48 +14,15 @@ import patchbench as pb
 from patchbench import soft_controls
 from patchbench.common import UserError
 from patchbench.engines import ENGINES
-from patchbench.engines.native.batching import choose_cuts
 from patchbench.engines.native.selfcheck import TRICKS
 from patchbench.interventions import Intervention
 from patchbench.sites import Position, Site
-from tests.adapters.lively import VOCAB, lively
+from tests.adapters.lively import VOCAB
 from tests.core.batches import random_batch, unrelated
+from tests.core.native_runs import MODELS, assert_equal, cut_everywhere, loaded, plan
 from tests.tiny_models import tiny
 
-MODELS = {
-    "gpt2": lambda: tiny("gpt2", vocab=VOCAB),
-    "llama": lambda: tiny("llama", vocab=VOCAB, layers=3),
-    "transformers-mamba": lambda: tiny("mamba", vocab=VOCAB),
-    "attention": lambda: lively("attention", num_heads=2),
-    "mamba": lambda: lively("mamba"),
-    "based": lambda: lively("based"),
-    "delta_net": lambda: lively("delta_net"),
-    "h3": lambda: lively("h3"),
-    "hybrid": lambda: lively("mamba,attention", layers=3),
-}
 SUBSETS = [subset for size in range(4) for subset in combinations(TRICKS, size)]
-_loaded: dict = {}
-
-
-def loaded(name: str):
-    if name not in _loaded:
-        _loaded[name] = pb.load_model(MODELS[name]())
-    return _loaded[name]
-
-
-def plan(*sites: str, **settings) -> list[Intervention]:
-    return [Intervention(sites=(Site.parse(site),), corruption="key", **settings) for site in sites]
-
-
-def assert_equal(rows, expected, tolerance: float = 1e-5) -> None:
-    assert rows.num_rows == expected.num_rows
-    for name in rows.schema.names:
-        mine, theirs = rows[name], expected[name]
-        if name.split("_")[0] in ("p", "logp", "logit", "kl"):
-            mine, theirs = (c.to_numpy().astype(float) for c in (mine, theirs))
-            np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
-        else:
-            assert mine.equals(theirs), name
 
 
 @st.composite
@@ -107,16 +74,17 @@ def runs(draw):
         "tricks": draw(st.sampled_from(SUBSETS)),
         "cache_bytes": draw(st.sampled_from((2**30, 20_000, 2_000))),
     }
-    return name, settings, interventions, batch
+    return name, settings, interventions, batch, draw(st.booleans())
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(runs())
 def test_native_equals_pyvene_under_every_combination_of_tricks(run):
-    name, how, interventions, batch = run
+    name, how, interventions, batch, cut = run
     expected = ENGINES["pyvene"]().run(loaded(name), interventions, batch)
     engine = ENGINES["native"](**how)
-    assert_equal(engine.run(loaded(name), interventions, batch), expected)
+    with cut_everywhere() if cut else nullcontext():
+        assert_equal(engine.run(loaded(name), interventions, batch), expected)
     assert not any("switched off" in note for note in engine.counters.notes)
 
 
@@ -310,10 +278,3 @@ def test_out_of_memory_halves_the_patched_forwards_and_says_so():
     assert_equal(engine.run(source, interventions, batch), expected)
     handle.remove()
     assert any("halved" in note for note in engine.counters.notes)
-
-
-def test_cuts_are_as_few_as_a_forward_is_dear():
-    first = np.array([1] * 50 + [2] * 50 + [30] * 50)
-    assert choose_cuts(first, 32, overhead=1e9).tolist() == [1]
-    assert choose_cuts(first, 32, overhead=0).tolist() == [1, 2, 30]
-    assert choose_cuts(first, 32, overhead=100).tolist() == [1, 30]
