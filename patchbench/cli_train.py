@@ -6,6 +6,7 @@ Use:
 """
 
 import json
+import shlex
 import signal
 from functools import partial
 from pathlib import Path
@@ -74,10 +75,7 @@ def train(
     ] = None,
     layers: Annotated[int | None, _model(help="Layers.  [default: 2]")] = None,
     heads: Annotated[int | None, _model(help="Heads per mixer.  [default: 1]")] = None,
-    init: Annotated[
-        str | None,
-        _model(help="normal or pytorch.  [default: normal]"),
-    ] = None,
+    init: Annotated[str | None, _model(help="normal or pytorch.  [default: normal]")] = None,
     option: Annotated[
         list[str] | None,
         _model(metavar="NAME=VALUE", help="An option of the mixers or of the model."),
@@ -280,7 +278,7 @@ def train(
     try:
         with (
             tracked_training(tracking, tell=partial(typer.echo, err=True)) as loggers,
-            training_bar(quiet=silent) as progress,
+            training_bar(quiet=silent) as (progress, measuring),
         ):
             trained = run(
                 spec,
@@ -289,6 +287,7 @@ def train(
                 overwrite=overwrite,
                 device=device,
                 progress=progress,
+                measuring=measuring,
                 command=command_line(),
                 report_to=list(dict.fromkeys([*names(report_to or ""), *loggers])),
                 **settings,
@@ -313,7 +312,8 @@ def train(
         print_trained(trained, quiet=quiet)
         typer.echo(f"written: {out}")
         if trained.before is not None:
-            typer.echo(f"before and after: patchbench compare {out / 'before'} {out}")
+            both = [str(out / "before"), str(out), "--reference", f"{out.name}/before"]
+            typer.echo(f"before and after: patchbench compare {shlex.join(both)}")
     if report:
         from patchbench.report.html import FILE, write_report
         from patchbench.report.training_figures import read_dynamics

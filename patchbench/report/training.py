@@ -2,7 +2,7 @@
 
 Use:
 
-    with training_bar(quiet=False) as progress:
+    with training_bar(quiet=False) as (progress, measuring):
         trained = train(spec, task, out=out, progress=progress, steps=2000)
     print_trained(trained)
 """
@@ -19,19 +19,20 @@ from patchbench.report.terminal import make_console, print_result, show_interval
 from patchbench.training.config import shown_rate
 
 if TYPE_CHECKING:
+    from patchbench.evaluation import Progress as Measuring
     from patchbench.training import Progress as Callback
     from patchbench.training import Trained
 
 
 @contextmanager
-def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
-    """Yield a callback for `train` that draws on stderr, if that is a terminal."""
+def training_bar(*, quiet: bool) -> "Iterator[tuple[Callback | None, Measuring | None]]":
+    """Yield `train`'s two callbacks, which draw on stderr, if that is a terminal."""
     console = make_console(stderr=True)
     if quiet or not console.is_terminal:
-        yield None
+        yield None, None
         return
     columns = (
-        TextColumn("lr {task.fields[rate]}"),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[speed]}"),
@@ -39,22 +40,29 @@ def training_bar(*, quiet: bool) -> "Iterator[Callback | None]":
         TextColumn("{task.fields[known]}"),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        bars: dict[float, Any] = {}
+        bars: dict[float | str, Any] = {}
+
+        def bar(key: float | str, label: str, done: int, total: int) -> Any:
+            if key not in bars:
+                bars[key] = progress.add_task(
+                    label, total=total, completed=done, speed="", known=""
+                )
+            return bars[key]
 
         def show(rate: float, done: int, total: int, known: dict[str, float]) -> None:
-            if rate not in bars:
-                bars[rate] = progress.add_task(
-                    "", total=total, completed=done, rate=shown_rate(rate), speed="", known=""
-                )
-            speed = progress.tasks[bars[rate]].speed
+            key = bar(rate, f"lr {shown_rate(rate)}", done, total)
+            speed = progress.tasks[key].speed
             progress.update(
-                bars[rate],
+                key,
                 completed=done,
                 speed="" if speed is None else f"{speed:.0f}/s",
                 known=_known(known),
             )
 
-        yield show
+        def show_measuring(done: int, total: int) -> None:
+            progress.update(bar("", "patching", done, total), completed=done, total=total)
+
+        yield show, show_measuring
 
 
 def print_trained(trained: "Trained", *, quiet: bool = False) -> None:

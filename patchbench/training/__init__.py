@@ -28,7 +28,7 @@ from patchbench.provenance import weights_digest
 from patchbench.results import Result
 from patchbench.training.config import TrainConfig
 from patchbench.training.dynamics import FILE as DYNAMICS
-from patchbench.training.folder import OF_FINISHED, RESULT, TrainFolder
+from patchbench.training.folder import BEFORE, OF_FINISHED, RESULT, TrainFolder
 from patchbench.training.job import Job, read_before
 from patchbench.training.loggers import ready_loggers
 from patchbench.training.lora import check_peft
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from patchbench.adapters import LoadedModel
+    from patchbench.evaluation import Progress as Measuring
     from patchbench.tasks import Task
     from patchbench.tasks.rendering import Renderer
     from patchbench.training.loop import Fit
@@ -86,7 +87,8 @@ class Trained:
         folder = read_folder(Path(path))
         if not folder.finished:
             raise UserError(f"{path} is not finished", "give the same training command again")
-        for pattern in ("config.json", "model*.safetensors", RESULT):
+        before = [BEFORE] if folder.content["config"].get("before") else []
+        for pattern in ("config.json", "model*.safetensors", RESULT, *before):
             if not any(folder.path.glob(pattern)):
                 raise UserError(
                     f"{path} is damaged: {pattern} is missing", "train again with --overwrite"
@@ -107,6 +109,7 @@ def train(
     overwrite: bool = False,
     device: str = "auto",
     progress: Progress | None = None,
+    measuring: "Measuring | None" = None,
     command: str | None = None,
     report_to: Sequence[str] = (),
     name: str | None = None,
@@ -121,7 +124,8 @@ def train(
         out: the folder.
         overwrite: whether to remove another training that is there.
         device: "auto" or "cpu".
-        progress: called a few times a second.
+        progress: called a few times a second while it trains.
+        measuring: as `evaluate`'s progress, while the Results are made.
         command: the command line, for the provenance.
         report_to: loggers of transformers, as in "wandb"; or "all" that are installed.
         name: of the model in its Result; `out` when None.
@@ -157,14 +161,27 @@ def train(
     identity = _identity(loaded, task, renderer, config)
     if evaluation:
         identity["evaluation"] = dict(evaluation)
-    start = model.init_from if isinstance(model, ModelSpec) else loaded.model.name_or_path
+    if pretrained:
+        identity["before"] = True
+    start = [loaded.model.name_or_path]
+    if isinstance(model, ModelSpec):
+        start = [model.init_from, model.tokenizer]
     join_processes(device)
     opened = from_main(lambda: TrainFolder.open(out, identity, overwrite=overwrite, keep=start))
     if opened.finished:
         return Trained.load(opened.path)
 
     report_to = ready_loggers(report_to)
-    job = Job(loaded, task, renderer, config, device, name=name, evaluation=evaluation or {})
+    job = Job(
+        loaded,
+        task,
+        renderer,
+        config,
+        device,
+        name=name,
+        measuring=measuring,
+        evaluation=evaluation or {},
+    )
     with ExitStack() as held:
         folder = from_main(lambda: held.enter_context(opened.held()))
         if folder.finished:

@@ -20,7 +20,7 @@ Use:
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ class TrainFolder:
         identity: Mapping[str, Any],
         *,
         overwrite: bool = False,
-        keep: str | None = None,
+        keep: Sequence[str | None] = (),
     ) -> "TrainFolder":
         """Return a new folder, of which nothing is on disk yet, or one of this configuration.
 
@@ -67,7 +67,7 @@ class TrainFolder:
             path: the folder.
             identity: everything that the outcome depends on, ready for JSON but for tuples.
             overwrite: whether to give up a training that is there.
-            keep: what training starts from, which must not be given up, if it is a path.
+            keep: what training starts from, which must not be given up, where it is a path.
 
         Raises:
             UserError: it holds something else, or cannot be written.
@@ -92,7 +92,7 @@ class TrainFolder:
                         "choose another --out or pass --overwrite",
                     )
                 return cls(path=path, content=content)
-        check_writable(path, overwrite=True, keep=[keep if keep and os.path.exists(keep) else None])
+        check_writable(path, overwrite=True, keep=[k for k in keep if k and os.path.exists(k)])
         content = {"schema": SCHEMA, "version": VERSION, "config": identity, "status": "new"}
         return cls(path=path, content=content, overwrite=overwrite)
 

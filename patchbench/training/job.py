@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchbench.common import UserError
 from patchbench.common.files import explained
-from patchbench.evaluation import evaluate
+from patchbench.evaluation import Progress, evaluate
 from patchbench.evaluation_config import DEFAULT_POSITIONS, SYMBOLIC, EvaluateConfig
 from patchbench.inputs import renderer_of
 from patchbench.preparation import select_sites
@@ -49,6 +49,7 @@ class Job:
         config: how.
         device: "auto" or "cpu".
         name: of the trained model in its Result; its folder when None.
+        measuring: called while a Result is made, as `evaluate`'s progress.
         evaluation: further settings of `evaluate` for the Results.
 
     Attributes:
@@ -67,9 +68,10 @@ class Job:
         device: str,
         *,
         name: str | None = None,
+        measuring: Progress | None = None,
         evaluation: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._device, self._name = device, name
+        self._device, self._name, self._measuring = device, name, measuring
         self.notes: list[str] = []
         self._loaded, self._task, self._config, self._renderer = loaded, task, config, renderer
         own = {
@@ -184,7 +186,8 @@ class Job:
         return result
 
     def _evaluate(self, loaded: "LoadedModel", command: str | None) -> Result:
-        return evaluate(loaded, self._task, command=command, **self._evaluation)
+        further = {"progress": self._measuring, "command": command}
+        return evaluate(loaded, self._task, **further, **self._evaluation)
 
     def write_model(self, checkpoint: Path, folder: Path) -> None:
         """Write the model of a checkpoint, and its tokenizer if it reads the task in words.

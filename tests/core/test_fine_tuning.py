@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import patchbench as pb
+from patchbench import cli
 from patchbench.adapters.hook_map import hook_map_for
 from patchbench.comparing import compare
 from patchbench.finding import load_results
@@ -125,6 +127,33 @@ def test_before_is_the_start_on_the_same_items(tuned, task):
     comparison = compare(results, reference="run/before")
     assert [row.paired for row in comparison.rows if row.name == "run"] == [True]
     assert comparison.warnings == []
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    start = save_start(tmp_path / "start", tokenizer=None)
+    TOKENIZER.save_pretrained(tmp_path / "words")
+    monkeypatch.chdir(tmp_path)
+
+    def run(line):
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert not stopped.value.code
+        return capsys.readouterr().out
+
+    printed = run(
+        "patchbench train --init-from start --tokenizer words --template arrow --lora 2 --task ar "
+        "--set num_pairs=2 --set num_keys=4 --set num_values=4 --steps 4 --batch-size 8 "
+        "--train-n 16 --dev-n 8 --test-n 8 --patch-layers 1 --device cpu --out 'my runs/one'"
+    )
+    assert "template arrow" in printed
+    assert " before, " in printed
+    written = Trained.load("my runs/one")
+    config = written.result.provenance["training"]["training"]
+    assert (config["lora"], config["template"], config["patch_layers"]) == (2, "arrow", [1])
+    assert not same(weights(start), weights(written.path))
+    hint = printed.partition("before and after: ")[2]
+    assert "difference from one/before" in run(hint)
 
 
 def test_all_weights_are_trained_as_by_hand(task, tmp_path):
@@ -269,6 +298,20 @@ def test_a_killed_run_resumes_to_bit_equal_weights(data, lora, tmp_path, monkeyp
     tables = [pq.read_table(run.path / "dynamics.parquet") for run in (whole, resumed)]
     assert tables[0].equals(tables[1])
     assert "L1.block_input@answer-1" in tables[0]["site"].to_pylist()
+
+
+def test_the_results_are_watched_and_one_that_is_lost_is_named(task, tmp_path):
+    seen: list[tuple[int, int]] = []
+    spec = ModelSpec(init_from=str(save_start(tmp_path / "start")))
+    settings = {**QUICK, "steps": 2, "out": tmp_path / "run"}
+    trained = train(spec, task, measuring=lambda *now: seen.append(now), **settings)
+    rows = [len(result.rows) for result in (trained.before, trained.result)]
+    assert [done for done, total in seen if done == total] == rows
+    (trained.path / "before" / "result.json").unlink()
+    (trained.path / "before" / "rows.parquet").unlink()
+    (trained.path / "before").rmdir()
+    with pytest.raises(pb.UserError, match="run is damaged: before is missing"):
+        train(spec, task, **settings)
 
 
 def test_symbolic_on_request_needs_no_tokenizer_afterwards(task, tmp_path):
