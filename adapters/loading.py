@@ -340,6 +340,6 @@ def _implied_tokenizer(wanted: str, name: str, trust_remote_code: bool) -> PreTr
         return _tokenizer(wanted, trust_remote_code)
     except UserError as error:
         raise UserError(
-            f"{name} brings no tokenizer, and {str(error).partition(': ')[0]}",
+            f"{name} brings no tokenizer, and {error.what}",
             "check the network, or give --tokenizer, a folder or another hub id",
         ) from error

@@ -15,9 +15,14 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: says what, where and the remedy in one line."""
+    """A mistake in what was asked for: says what, where and the remedy in one line.
+
+    Attributes:
+        what: the line without the remedy.
+    """
 
     def __init__(self, what: str, remedy: str = "") -> None:
+        self.what = what
         super().__init__(f"{what}: {remedy}" if remedy else what)
 
 

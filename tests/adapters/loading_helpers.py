@@ -1,5 +1,7 @@
-"""What the tests of loading share: a small tokenizer, and what a refusal looks like."""
+"""What the tests of loading share: a small tokenizer, a hub's cache, what a refusal looks like."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,3 +30,16 @@ def refused(pattern: str, *arguments: Any, **settings: Any) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert ": " in message  # what: remedy
+
+
+def cached(name: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lay out the hub's cache by hand, and be offline; return where the files are."""
+    from huggingface_hub import constants
+
+    commit = "0" * 40
+    home = cache / f"models--{name.replace('/', '--')}"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    return Path(shutil.copytree(folder, home / "snapshots" / commit))

@@ -1,6 +1,5 @@
 """Loading: what works, from a folder, an object and the hub's cache."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers.utils import logging
 from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM, load_model
 from patchbench.adapters.probe import probe
 from patchbench.common import UserError
-from tests.adapters.loading_helpers import TOKENS, small_tokenizer
+from tests.adapters.loading_helpers import TOKENS, cached, small_tokenizer
 from tests.adapters.test_state_spaces import MAMBA1, write
 from tests.tiny_models import tiny
 
@@ -144,22 +143,9 @@ def test_the_random_state_is_left_alone(saved):
     assert drawn == (torch.rand(1).item(), np.random.rand())  # noqa: NPY002
 
 
-def _cached(name, folder, cache, monkeypatch):
-    """Lay out the hub's cache by hand, and be offline; return where the files are."""
-    from huggingface_hub import constants
-
-    commit = "0" * 40
-    home = cache / f"models--{name.replace('/', '--')}"
-    (home / "refs").mkdir(parents=True)
-    (home / "refs" / "main").write_text(commit)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    return Path(shutil.copytree(folder, home / "snapshots" / commit))
-
-
 def test_a_cached_hub_model_loads_offline(saved, tmp_path, monkeypatch):
     """The ordinary from_pretrained way."""
-    files = _cached("somebody/tiny", saved, tmp_path, monkeypatch)
+    files = cached("somebody/tiny", saved, tmp_path, monkeypatch)
     loaded = load_model("somebody/tiny")
     assert loaded.name == "somebody/tiny"
     assert loaded.tokenizer is None  # transformers would make one up
@@ -175,7 +161,7 @@ def test_an_original_state_space_checkpoint_by_its_hub_id(tmp_path, monkeypatch)
     write(tmp_path / "files", MAMBA1)
     small_tokenizer().save_pretrained(tmp_path / "words")
     here = load_model(tmp_path / "files", tokenizer=tmp_path / "words")
-    _cached("state-spaces/mamba-130m", tmp_path / "files", tmp_path / "cache", monkeypatch)
+    cached("state-spaces/mamba-130m", tmp_path / "files", tmp_path / "cache", monkeypatch)
     loaded = load_model("state-spaces/mamba-130m", tokenizer=tmp_path / "words")
     assert loaded.name == "state-spaces/mamba-130m"
     with torch.no_grad():

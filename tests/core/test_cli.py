@@ -12,7 +12,9 @@ from patchbench import cli, cli_options
 from patchbench.adapters import MIXERS, MixerLMConfig, MixerLMForCausalLM
 from patchbench.common import ControlError
 from patchbench.results import Result
-from tests.adapters.test_state_spaces import MAMBA1, write
+from tests.adapters.loading_helpers import cached
+from tests.adapters.test_state_spaces import MAMBA1, TOKENIZER, write
+from tests.tasks.tiny_tokenizers import tiny_tokenizer
 from tests.tiny_models import tiny
 
 
@@ -131,6 +133,23 @@ def test_sites_of_an_original_need_no_tokenizer(run, tmp_path):
     code, _, stderr = run("evaluate", "--model", tmp_path, *AR)
     assert code == 2
     assert "brings no tokenizer" in stderr
+
+
+def test_an_original_by_its_hub_id_as_typed(run, tmp_path, monkeypatch):
+    """Weights and tokenizer lie in the hub's cache, as an earlier run leaves them there."""
+    words = tiny_tokenizer("byte_bpe")
+    write(tmp_path / "weights", {**MAMBA1, "vocab_size": len(words)})
+    words.save_pretrained(tmp_path / "words")
+    tiny("gpt_neox").config.save_pretrained(tmp_path / "words")  # transformers fetches it too
+    for name, files in (("state-spaces/mamba-130m", "weights"), (TOKENIZER, "words")):
+        cached(name, tmp_path / files, tmp_path / "cache", monkeypatch)
+    command = "evaluate --model state-spaces/mamba-130m --task atr --n 8 --json"
+    code, stdout, stderr = run(*command.split())
+    assert (code, stderr) == (0, "")
+    summary = json.loads(stdout)
+    assert summary["model"]["name"] == "state-spaces/mamba-130m"
+    assert summary["task"]["name"].startswith("atr")
+    assert summary["task"]["template"] != "symbolic"
 
 
 @pytest.mark.parametrize(
