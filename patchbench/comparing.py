@@ -277,8 +277,9 @@ def check_corruption(corruption: str, known: bool) -> None:
 
 
 def layers_of(result: Result) -> set[int]:
-    """Return the layers that were measured."""
-    return {layer for layer in result.rows["layer"].unique().to_pylist() if layer is not None}
+    """Return the layers that were measured, by more than the controls."""
+    measured = result.rows.filter(pc.field("control").is_null())
+    return {layer for layer in measured["layer"].unique().to_pylist() if layer is not None}
 
 
 def is_above(result: Result, corruption: str) -> bool:

@@ -5,6 +5,7 @@ import pytest
 from patchbench.common import UserError
 from patchbench.comparing import compare, middle_layer
 from tests.core.report.made import EFFECTS, result
+from tests.core.rows import make_rows
 
 
 def deep(layers, measured):
@@ -27,6 +28,14 @@ def deep(layers, measured):
 )
 def test_the_middle_is_a_measured_layer_and_never_the_first(layers, measured, middle):
     assert middle_layer(deep(layers, measured)) == middle
+
+
+def test_a_layer_of_the_controls_alone_does_not_count():
+    measured = make_rows({f"L{layer}.block_input@value": 0.5 for layer in (0, 12, 18)}, n=40)
+    control = make_rows({"L15.block_input@key": 0.0}, n=40, control="identity")
+    made = result(tables=[measured, control])
+    made.provenance["model"]["num_layers"] = 30
+    assert middle_layer(made) == 12
 
 
 def test_a_component_or_layer_of_no_run_is_refused():
