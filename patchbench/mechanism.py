@@ -227,6 +227,8 @@ def _not_alone(grid: Grid, at: Sequence[int]) -> tuple[int | None, str] | None:
 def _unsure(grid: Grid, index: int) -> str:
     if isnan(grid.effects[index].low):
         return f"{grid.sites[index]} has no interval"
+    if grid.effects[index].low > HALF:
+        return f"{grid.sites[index]} is above a half, and no discovery of the grid"
     return f"the interval at {grid.sites[index]} includes a half"
 
 

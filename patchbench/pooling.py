@@ -114,7 +114,8 @@ def pool(
         resamples: of the bootstrap.
 
     Raises:
-        UserError: fewer than two, two of the same measurement, or of different experiments.
+        UserError: fewer than two, two of the same measurement or of parts of one dataset, or of
+            different experiments.
     """
     if not isinstance(results, Mapping):
         named = [f"{number}: {r.summary['model']['name']}" for number, r in enumerate(results)]
@@ -198,6 +199,15 @@ def _units(results: Mapping[str, Result]) -> dict[str, Unit]:
             seed = result.summary["model"]["name"]
         units[name] = Unit(seed=seed, grammar=grammar, dataset=dataset)
         for other in list(units)[:-1]:
+            of_other = results[other].provenance
+            rows = [of_other["dataset"]["rows"], result.provenance["dataset"]["rows"]]
+            same = of_other["task"]["seed"] == task["seed"] and units[other].grammar == grammar
+            if same and rows[0] != rows[1]:
+                # The fewer are among the more, and would pass for others.
+                raise UserError(
+                    f"{other} and {name} have {rows[0]} and {rows[1]} items of one dataset",
+                    "evaluate both on as many",
+                )
             if units[other] == units[name]:
                 raise UserError(
                     f"{name} and {other} are of one seed, on the same examples",

@@ -90,6 +90,18 @@ def test_only_discoveries_add_up_to_distributed(found, label):
     assert _label(grid(sites, found=found), None, None)[0] == label
 
 
+def test_why_nothing_is_decided_is_what_was_not_met():
+    at = "L1.block_input@value"
+    others = {"L1.block_input@key": (0.0, 0.0, 0.0), "L1.block_input@query": (0.0, 0.0, 0.0)}
+    for limits, found, says in (
+        ((0.9, 0.8, 1.0), False, f"{at} is above a half, and no discovery of the grid"),
+        ((0.6, 0.4, 0.8), True, f"the interval at {at} includes a half"),
+        ((0.6, np.nan, np.nan), True, f"{at} has no interval"),
+    ):
+        label, sites, why = _label(grid({at: limits} | others, found=found), None, None)
+        assert (label, sites, why) == (None, [0], says)
+
+
 def test_together_is_a_sum_within_each_resample():
     """Two that vary against one another have a sum that does not."""
     first = np.linspace(0, 1, 100)

@@ -28,12 +28,13 @@ def one(
     *,
     config=None,
     grammar=None,
-    data=None,
     trained=True,
     asked=None,
     name=None,
+    task_seed=None,
     **rows,
 ):
+    items = rows.get("n", 60)
     model = PROVENANCE["model"] | {
         "name": name or f"runs/{seed}",
         "num_layers": 2,
@@ -42,8 +43,15 @@ def one(
     settings = {"num_pairs": 4} | ({} if grammar is None else {"grammar_seed": grammar})
     provenance = PROVENANCE | {
         "model": model,
-        "task": PROVENANCE["task"] | {"seed": seed, "config": settings | (config or {})},
-        "dataset": {"rows": 60, "sha256": f"digest {seed} {grammar}"},
+        "task": PROVENANCE["task"]
+        | {
+            "seed": seed if task_seed is None else task_seed,
+            "config": settings | (config or {}),
+        },
+        "dataset": {
+            "rows": items,
+            "sha256": f"digest {seed if task_seed is None else task_seed} {grammar} {items}",
+        },
     }
     if trained:
         provenance["training"] = {"model": {"width": 8}, "training": {"seed": seed, "lr": 0.1}}
@@ -105,12 +113,25 @@ def test_grammars_are_a_level_below_seeds():
         ([one(0)], "1 Result to pool"),
         ([one(0), one(0)], "are of one seed, on the same examples"),
         ([one(0), one(0, name="a later checkpoint")], "are of one seed, on the same examples"),
+        (
+            [one(0, task_seed=7), one(1, task_seed=7, n=20, right=20)],
+            "60 and 20 items of one dataset: evaluate both on as many",
+        ),
         ([one(0), one(1, config={"num_pairs": 8})], r"task.num_pairs: 4 → 8"),
         ([one(0), one(1, asked={"split": "dev"})], r"evaluation.split: test → dev"),
         ([one(0), one(1, asked={"corruptions": ["swap"]})], r"evaluation.corruptions: None →"),
         ([one(0), one(1, {"L0.block_input@query": 1.0})], "no site in common"),
     ],
-    ids=["one", "twice", "twice by other names", "task", "split", "corruption", "sites"],
+    ids=[
+        "one",
+        "twice",
+        "twice by other names",
+        "parts of one dataset",
+        "task",
+        "split",
+        "corruption",
+        "sites",
+    ],
 )
 def test_what_is_not_one_experiment_is_refused(results, message):
     with pytest.raises(pb.UserError, match=message):
