@@ -314,12 +314,18 @@ def train(
         if trained.before is not None:
             both = [str(out / "before"), str(out), "--reference", f"{out.name}/before"]
             typer.echo(f"before and after: patchbench compare {shlex.join(both)}")
+    failure = None
     if report:
         from patchbench.report.html import FILE, write_report
         from patchbench.report.training_figures import read_dynamics
 
-        write_report(trained.result, out / FILE, dynamics=read_dynamics(out))
+        try:
+            write_report(trained.result, out / FILE, dynamics=read_dynamics(out))
+        except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
+            failure = error
     send({out.name: trained.result}, tracking, {out.name: out / "result"})
+    if failure is not None:
+        raise failure
 
 
 def _number(text: str) -> float:

@@ -59,6 +59,25 @@ def test_the_grid_is_printed_and_json_is_alone_on_stdout(run, tmp_path):
     assert [line["rate"] for line in content["grid"]] == [1e-4, 1e-2]
 
 
+def test_a_page_that_cannot_be_written_costs_no_numbers(run, monkeypatch, tmp_path):
+    """They are printed and sent, and the same command writes the page later."""
+    sent: list[str] = []
+    monkeypatch.setattr("patchbench.cli_train.send", lambda results, *_: sent.extend(results))
+    out = tmp_path / "run"
+    train = (*TINY, "--dynamics-every", 0, "--out", out)
+    assert run(*train, "--no-report")[0] == 0
+    (out / "report.html").mkdir()
+    code, stdout, stderr = run(*train)
+    assert code == 2
+    assert "report.html cannot be written" in stderr
+    assert stderr.count("\n") == 1
+    assert "trained 6 steps" in stdout
+    assert sent == ["run", "run"]
+    (out / "report.html").rmdir()
+    assert run(*train)[0] == 0
+    assert (out / "report.html").is_file()
+
+
 def test_architectures_are_listed(run):
     code, stdout, _ = run("--arch", "list")
     assert code == 0
