@@ -238,6 +238,27 @@ def test_shared_blocks_are_found_out():
     assert_equal(rows, ENGINES["pyvene"]().run(source, plan("L0.mixer_output@key"), batch))
 
 
+@pytest.mark.parametrize("fills", [False, True], ids=["takes no cache", "fills it, and no more"])
+def test_a_model_that_ignores_its_cache_is_found_out(fills):
+    model = tiny("gpt2", vocab=VOCAB)
+    inner = model.transformer.forward
+
+    def forward(*args, **kwargs):
+        for name in ("cache", "past_key_values"):
+            if (cache := kwargs.get(name)) is not None and (cache.get_seq_length() or not fills):
+                kwargs |= {name: None, "use_cache": False}
+        return inner(*args, **kwargs)
+
+    model.transformer.forward = forward
+    batch, source = random_batch(size=4, vocab=VOCAB), pb.load_model(model)
+    interventions = plan("L0.mixer_output@key", "L1.block_input@query", "L1.mlp_output@value")
+    engine = ENGINES["native"]()
+    with cut_everywhere():
+        rows = engine.run(source, interventions, batch)
+    assert any("resuming at the patched position" in note for note in engine.counters.notes)
+    assert_equal(rows, ENGINES["pyvene"]().run(source, interventions, batch))
+
+
 def test_attention_that_looks_back_a_little_is_not_cut():
     model = tiny("mistral", vocab=VOCAB)
     model.config.sliding_window = 4
