@@ -8,6 +8,8 @@
 
 All are at `block_input` of the middle layer. None is exact: what restores the answer without the
 right content at the right place is a fact about the model, and no verdict is given against it.
+There is no shuffled source in the direction `noise`: what belongs to another example removes the
+answer wherever the right content is needed, which is no sign of a fault.
 
 Use:
 
@@ -54,9 +56,10 @@ def interventions(
             **more,
         )
 
+    taken = _TAKEN if direction == "denoise" else ()
     return [
         measure("wrong position", Position(OTHER)),
-        *(from_another(measure("shuffled source", position)) for position in _TAKEN),
+        *(from_another(measure("shuffled source", position)) for position in taken),
         measure("random site", Position(RANDOM)),
     ]
 
@@ -133,6 +136,8 @@ def effects(
     found = []
     for control in NAMES:
         part = chosen.filter(pc.field("control") == control)
+        if not len(part):
+            continue
         names, numerator, denominator = columns(part)
         estimates = ratio_of_means(
             numerator, denominator, rng=np.random.default_rng(seed), resamples=resamples

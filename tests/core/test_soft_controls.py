@@ -72,17 +72,19 @@ def test_the_first_token_is_never_drawn_also_without_a_role(task):
     assert 1 in found.positions["random"]
 
 
-def test_all_are_in_the_middle_of_the_model():
+@pytest.mark.parametrize(
+    ("direction", "names"),
+    [
+        ("denoise", ["wrong position", "shuffled source", "shuffled source", "random site"]),
+        ("noise", ["wrong position", "random site"]),
+    ],
+)
+def test_all_are_in_the_middle_of_the_model(direction, names):
     hook_map = pb.load_model(tiny("gpt2", layers=4)).hook_map
-    found = soft_controls.interventions(hook_map, corruption="key", direction="noise")
+    found = soft_controls.interventions(hook_map, corruption="key", direction=direction)
     assert {site.layer for control in found for site in control.sites} == {2}
-    assert [control.control for control in found] == [
-        "wrong position",
-        "shuffled source",
-        "shuffled source",
-        "random site",
-    ]
-    assert {(c.corruption, c.direction) for c in found} == {("key", "noise")}
+    assert [control.control for control in found] == names
+    assert {(c.corruption, c.direction) for c in found} == {("key", direction)}
 
 
 def test_the_same_examples_get_the_same_places(task, batch):
@@ -149,6 +151,29 @@ def test_a_run_has_them_and_they_are_near_0(task):
     assert names == ["wrong position", "shuffled source", "shuffled source", "random site"]
     assert all(abs(item["attrib"]["value"]) < 0.2 for item in run["soft_controls"])
     assert not soft_controls.carrying(run["soft_controls"])
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("induction", "induction"), ("direct", "direct retrieval, early")],
+)
+def test_what_is_needed_is_told_as_well_as_what_suffices(name, label):
+    """Another example's activations would remove the answer, and say nothing against it."""
+    task = pb.load_task("ar", num_pairs=4, num_keys=6, num_values=6)
+    result = pb.evaluate(
+        build(name, vocab_size=task.vocab_size, length=13),
+        task,
+        n=32,
+        directions=["noise"],
+        components=["block_input", *(["conv_output"] if name == "direct" else [])],
+        positions=["key", "value", "value+1", "query"],
+        selfcheck=False,
+    )
+    (run,) = result.summary["runs"]
+    assert [c["control"] for c in run["soft_controls"]] == ["wrong position", "random site"]
+    assert all(abs(c["attrib"]["value"]) < 0.05 for c in run["soft_controls"])
+    assert result.verdict.label == label
+    assert "removes" in result.verdict.sentence
 
 
 def test_a_control_that_carries_takes_the_verdict_away():
