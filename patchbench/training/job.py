@@ -30,7 +30,7 @@ from patchbench.training.dynamics import Dynamics
 from patchbench.training.folder import BEFORE, TrainFolder
 from patchbench.training.lora import add_lora, lora_targets, merge_lora
 from patchbench.training.models import check_fit
-from patchbench.training.processes import is_main_process, process_share
+from patchbench.training.processes import process_share
 
 if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel
@@ -53,7 +53,7 @@ class Job:
         evaluation: further settings of `evaluate` for the Results.
 
     Attributes:
-        notes: what the user should know.
+        notes: what the user should know of the trained model.
 
     Raises:
         UserError: something asked for does not exist or does not fit.
@@ -72,7 +72,7 @@ class Job:
         evaluation: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._device, self._name, self._measuring = device, name, measuring
-        self.notes: list[str] = []
+        self.notes = [f"before training: {note}" for note in loaded.notes]
         self._loaded, self._task, self._config, self._renderer = loaded, task, config, renderer
         own = {
             "n": config.test_n,
@@ -170,8 +170,7 @@ class Job:
         if model.device.type != place.type:
             model = copy.deepcopy(model).to(place)
         result = self._evaluate(replace(self._loaded, model=model), command)
-        if is_main_process():
-            result.save(folder.path / BEFORE)
+        result.save(folder.path / BEFORE)
         return result
 
     def after(self, folder: TrainFolder, command: str | None) -> Result:

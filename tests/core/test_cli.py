@@ -123,6 +123,23 @@ def test_sites_lists_every_inner_value_of_every_mixer(run, tmp_path):
         assert listed[layer] > {"block_input", "block_output", "mixer_input", "mixer_output"}
 
 
+@pytest.mark.parametrize(
+    ("family", "inner"),
+    [("jamba", "ssm_state"), ("qwen3_next", "ssm_state"), ("recurrent_gemma", None)],
+)
+def test_sites_of_a_hybrid_differ_by_kind_of_layer(run, tmp_path, family, inner):
+    """One mixer is attention, and the other one has inner components, or it is said that not."""
+    tiny(family).save_pretrained(tmp_path)
+    code, stdout, _ = run("sites", "--model", tmp_path, "--json")
+    assert code == 0
+    listed = [row["components"] for row in json.loads(stdout) if row["layer"] is not None]
+    assert {"mixer_output", "block_output"} <= set.intersection(*map(set, listed))
+    kinds = {("head_output" in names, inner in names) for names in listed}
+    assert kinds == {(True, False), (False, inner is not None)}
+    _, stdout, _ = run("sites", "--model", tmp_path)
+    assert ("there are no components" in " ".join(stdout.split())) == (inner is None)
+
+
 def test_sites_of_an_original_need_no_tokenizer(run, tmp_path):
     """It is to be fetched from the hub, which nothing here can reach."""
     write(tmp_path, MAMBA1)

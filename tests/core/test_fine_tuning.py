@@ -148,6 +148,8 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     )
     assert "template arrow" in printed
     assert " before, " in printed
+    # Its tokenizer, which untrained weights do not read, has come from elsewhere.
+    assert "before training: with this tokenizer plain English costs" in " ".join(printed.split())
     written = Trained.load("my runs/one")
     config = written.result.provenance["training"]["training"]
     assert (config["lora"], config["template"], config["patch_layers"]) == (2, "arrow", [1])
