@@ -8,7 +8,7 @@ Use:
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,6 +95,9 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell which runs there are, and do none.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option(help="Add report.html to each run: figures, to be opened offline.")
+    ] = True,
     wandb: Wandb = None,
     wandb_entity: WandbEntity = None,
     wandb_name: WandbName = None,
@@ -137,7 +140,7 @@ def sweep(
         return
     assert out is not None
     at = _executor(executor, address, workers, threads, device, runs_per_gpu)
-    swept = _sweep(config, out, at, tracking, quiet=quiet, as_json=as_json)
+    swept = _sweep(config, out, at, tracking, report=report, quiet=quiet, as_json=as_json)
     _print(swept, out, as_json=as_json)
     if swept.failed:
         raise typer.Exit(1)
@@ -149,33 +152,57 @@ def _sweep(
     executor: "Executor",
     tracking: "Tracking | None",
     *,
+    report: bool,
     quiet: bool,
     as_json: bool,
 ) -> "Swept":
     from patchbench.report.sweep import live_table
     from patchbench.sweeping import sweep as run
 
-    def log(folder: "SweepFolder", outcome: "Outcome") -> None:
-        if tracking is None or outcome.error is not None:
+    def show(folder: "SweepFolder", outcome: "Outcome") -> None:
+        if outcome.error is not None:
             return
-        name = "/".join(filter(None, (tracking.name, outcome.name)))
-        place = replace(tracking, name=name, group=tracking.group or config.recipe)
-        result = folder.result(outcome.name)
-        send({outcome.name: result}, place, {outcome.name: folder.run(outcome.name) / "result"})
+        if report:
+            _write_report(folder, outcome.name)
+        if tracking is None:
+            return
+        results = {outcome.name: folder.result(outcome.name)}
+        folders = {outcome.name: folder.run(outcome.name) / "result"}
+        send(results, tracking, folders, group=f"{config.recipe} {folder.path.resolve().name}")
 
     try:
-        return run(
+        swept = run(
             config,
             out=out,
             executor=executor,
             command=command_line(),
             show=partial(live_table, quiet=quiet or as_json),
-            on_done=log,
+            on_done=show,
         )
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted; the same command goes on from the last checkpoints"
         ) from None
+    if report:  # also of what was finished when an earlier sweep was killed
+        for name in swept.finished:
+            _write_report(swept.folder, name)
+    if tracking is not None and swept.skipped:
+        typer.echo(
+            f"{len(swept.skipped)} of the runs were finished before and are not logged now: "
+            f"`patchbench log {out}` logs all of them",
+            err=True,
+        )
+    return swept
+
+
+def _write_report(folder: "SweepFolder", name: str) -> None:
+    """Write the page of a finished run, if it has none."""
+    from patchbench.report.html import FILE, write_report
+    from patchbench.report.training_figures import read_dynamics
+
+    place = folder.run(name)
+    if not (place / FILE).exists():
+        write_report(folder.result(name), place / FILE, dynamics=read_dynamics(place))
 
 
 def _executor(

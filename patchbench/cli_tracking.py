@@ -33,14 +33,22 @@ def _option(text: str, metavar: str | None = None) -> typer.models.OptionInfo:
 
 Wandb = Annotated[str | None, _option("Log to this project of Weights & Biases.", "PROJECT")]
 WandbEntity = Annotated[str | None, _option("User or team.  [default: WANDB_ENTITY]")]
-WandbName = Annotated[str | None, _option("Of the run.  [default: the model's]")]
-WandbGroup = Annotated[str | None, _option("Of the runs.  [default: one for several]")]
-WandbTags = Annotated[str | None, _option("By comma.")]
+WandbName = Annotated[
+    str | None, _option("Of the run.  [default: WANDB_NAME, else the model's or the folder's]")
+]
+WandbGroup = Annotated[
+    str | None, _option("Of the runs.  [default: WANDB_RUN_GROUP, else one for several]")
+]
+WandbTags = Annotated[str | None, _option("By comma.  [default: WANDB_TAGS]")]
 WandbMode = Annotated[
     str | None, _option("online, offline or disabled.  [default: WANDB_MODE, else online]")
 ]
 Track = Annotated[
-    str | None, _option("wandb, or trackio: a local dashboard.  [default: wandb with --wandb]")
+    str | None,
+    _option(
+        "wandb, or trackio: a local dashboard; without --wandb in the project of WANDB_PROJECT.  "
+        "[default: wandb with --wandb]"
+    ),
 ]
 
 
@@ -56,7 +64,10 @@ def tracking_of(
     """Return what the options ask for, checked before any work; None for no tracking."""
     if project is None and track is None:
         if any((entity, name, group, tags, mode)):
-            raise UserError("--wandb-… without --wandb", "name the project with --wandb PROJECT")
+            raise UserError(
+                "--wandb-… without --wandb",
+                "name the project with --wandb PROJECT, or take WANDB_PROJECT's with --track wandb",
+            )
         return None
     from patchbench.tracking import Tracking
 
@@ -76,13 +87,18 @@ def send(
     tracking: "Tracking | None",
     folders: Mapping[str, Path] | None = None,
     comparison: "Comparison | None" = None,
+    group: str | None = None,
 ) -> None:
-    """Log the Results, if that was asked for, and tell on stderr where they are."""
+    """Log the Results, if that was asked for, and tell on stderr where they are.
+
+    The arguments are those of `patchbench.tracking.log_results`.
+    """
     if tracking is None:
         return
     from patchbench.tracking import log_results
 
-    for line in log_results(results, tracking, folders=folders, comparison=comparison):
+    lines = log_results(results, tracking, folders=folders, comparison=comparison, group=group)
+    for line in lines:
         typer.echo(line, err=True)
 
 

@@ -252,6 +252,7 @@ def train(
     from patchbench.training.config import AUTO
     from patchbench.training.processes import is_main_process
 
+    tell = partial(typer.echo, err=True)
     main = is_main_process()
     silent = quiet or as_json or not main
     if not main:  # has nothing half-written, and may be asked to end while it waits for the others
@@ -277,7 +278,7 @@ def train(
     )
     try:
         with (
-            tracked_training(tracking, tell=partial(typer.echo, err=True)) as loggers,
+            tracked_training(tracking, name=out.name, tell=tell) as loggers,
             training_bar(quiet=silent) as (progress, measuring),
         ):
             trained = run(

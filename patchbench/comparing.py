@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from patchbench.common import UserError, near_names
@@ -175,7 +176,7 @@ class _Side:
     ) -> None:
         self.result = result
         self.layer = middle_layer(result) if layer is None else layer
-        measured = result.rows.filter(pc.field("control").is_null())
+        measured = measured_rows(result)
         # One row of each example, by its number.
         numbers, first = np.unique(measured["example"].to_numpy(), return_index=True)
         self.correct = measured["correct"].to_numpy()[first].astype(float)
@@ -255,7 +256,7 @@ def _check_component(results: Mapping[str, Result], component: str) -> None:
     known = {
         name
         for result in results.values()
-        for name in result.rows["component"].unique().to_pylist()
+        for name in measured_rows(result)["component"].unique().to_pylist()
     }
     if component not in known:
         raise UserError(f"no run has the component {component!r}", near_names(component, known))
@@ -277,9 +278,14 @@ def check_corruption(corruption: str, known: bool) -> None:
 
 
 def layers_of(result: Result) -> set[int]:
-    """Return the layers that were measured, by more than the controls."""
-    measured = result.rows.filter(pc.field("control").is_null())
-    return {layer for layer in measured["layer"].unique().to_pylist() if layer is not None}
+    """Return the layers that were measured, without those of the controls alone."""
+    found = measured_rows(result)["layer"].unique().to_pylist()
+    return {layer for layer in found if layer is not None}
+
+
+def measured_rows(result: Result) -> pa.Table:
+    """Return the rows that are of no control."""
+    return result.rows.filter(pc.field("control").is_null())
 
 
 def is_above(result: Result, corruption: str) -> bool:

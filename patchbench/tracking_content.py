@@ -1,4 +1,4 @@
-"""What a tracked run consists of: settings, scalars by stable names, a table, figures.
+"""What a tracked run consists of: settings, scalars by stable names, a table, figures, curves.
 
 Use:
 
@@ -9,6 +9,7 @@ Use:
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchbench.sites import single_site
@@ -23,6 +24,8 @@ _ESTIMATES = ("accuracy", "accuracy_in_context", "accuracy_beyond_heuristics")
 _COSTS = ("p_clean", "p_corrupted", "gap")
 _COLUMNS = ("corruption", "direction", "site", "layer", "component", "position")
 _LIMITS = ("value", "low", "high")
+# What transformers calls the step of a training.
+STEP = "train/global_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,27 @@ def compared(comparison: "Comparison", results: "Mapping[str, Result]") -> Conte
         table=("comparison", list(frame.columns), rows),
         figures=comparison_figures(comparison, results),
     )
+
+
+def training_curves(folder: Path) -> list[dict[str, float]]:
+    """Return a training's history by transformers' names; [] for a Result that is of none.
+
+    Args:
+        folder: of the Result.
+
+    Raises:
+        UserError: the record of the training is damaged.
+    """
+    from patchbench.training.folder import FILE, RESULT, read_folder
+
+    if folder.name != RESULT or not (folder.parent / FILE).is_file():
+        return []
+    history = read_folder(folder.parent).content.get("history") or []
+    named = [{f"train/{name}": value for name, value in line.items()} for line in history]
+    return [
+        {STEP: line.pop("train/step")} | {n: v for n, v in line.items() if v is not None}
+        for line in named
+    ]
 
 
 def scalars(result: "Result") -> dict[str, float | str]:

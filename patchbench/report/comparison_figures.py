@@ -132,7 +132,11 @@ def mechanism_triangle(
             },
         },
     )
-    figure.update_layout(margin={"l": 60, "r": 60, "t": 80, "b": 60})
+    figure.update_layout(
+        margin={"l": 60, "r": 60, "t": 80, "b": 60},
+        # A triangle reserves no room for what stands at its corners.
+        legend={"xref": "paper", "yref": "paper", "yanchor": "top", "x": 0, "y": -0.15},
+    )
     return figure
 
 
@@ -201,7 +205,7 @@ def conv_width_bars(
 
     Args:
         results: by width, 0 for no convolution; several of one width are seeds, which are pooled.
-        of: what they are, for the title.
+        of: what they are, for the title, as in "mamba of width 64".
         positions: of the effects.
         layer: of the effects; by default each model's middle one.
         corruption: of the effects.
@@ -237,10 +241,12 @@ def conv_width_bars(
             hoverinfo="text",
         )
     seeds = max(map(len, results.values()))
+    at = "middle layer" if layer is None else f"L{layer}"
     figure.update_layout(
         **layout(
-            f"{label(of) or 'Models'} by the short convolution's width<br><sup>"
-            f"{_where(component, layer)}, {label(corruption)} corrupted</sup>",
+            "By the convolution's width<br><sup>"
+            + "; ".join(filter(None, [label(of), at, f"{label(corruption)} corrupted"]))
+            + "</sup>",
             barmode="group",
         ),
         height=400,
@@ -249,7 +255,7 @@ def conv_width_bars(
             type="category",
             categoryarray=[str(width) for width in widths],
         ),
-        yaxis=axis("accuracy, Attrib"),
+        yaxis=axis(f"accuracy, Attrib of {label(component)}"),
     )
     return figure
 

@@ -158,11 +158,14 @@ def profile(
             symbol=SYMBOLS[index % len(SYMBOLS)],
             before="L",
         )
+    first, last = min(layers), max(layers)
+    span = last - first
+    pad = 0.04 * span
     figure.add_hline(y=1, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.update_layout(
         **layout(_title(f"{component} over the layers", run, metric)),
         height=380,
-        xaxis=axis("layer", dtick=max(1, len(layers) // 12)),
+        xaxis=axis("layer", tick0=0, dtick=max(1, -(-span // 10)), range=[first - pad, last + pad]),
         yaxis=axis("Attrib"),
     )
     return figure

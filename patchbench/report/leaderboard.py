@@ -44,32 +44,24 @@ def write_leaderboard_page(board: "Leaderboard", path: str | Path) -> None:
 
     table = PageTable(
         header=[
-            "model",
-            "million parameters",
-            "task",
-            "seed",
-            "items",
-            "accuracy",
-            "mechanism",
-            "layer",
+            *("model", "task", "accuracy", "mechanism"),
             *(f"Attrib@{position}" for position in board.positions),
-            "date",
-            "version",
+            *("size", "layer", "items", "seed", "date", "version"),
         ],
         rows=[
             [
                 entry.model,
-                f"{entry.parameters / 1e6:.3f}",
                 entry.task,
-                str(entry.seed),
-                str(entry.n),
-                interval_text(entry.accuracy.to_json()),
+                interval_text(entry.accuracy.to_json(), 2),
                 entry.verdict,
-                str(entry.layer),
                 *(
                     interval_text(entry.attrib[p].to_json() if p in entry.attrib else None, 2)
                     for p in board.positions
                 ),
+                f"{entry.parameters / 1e6:.3f} M",
+                str(entry.layer),
+                str(entry.n),
+                str(entry.seed),
                 entry.date,
                 entry.version,
             ]
@@ -84,6 +76,7 @@ def write_leaderboard_page(board: "Leaderboard", path: str | Path) -> None:
     ]
     count = len(board.entries)
     title = f"patchbench leaderboard: {count} Result{'s' if count != 1 else ''}"
-    html = render_page(title, results={}, blocks=[Block("Results", lines=lines, tables=[table])])
+    blocks = [Block("Results", lines=lines, tables=[table])]
+    html = render_page(title, results={}, blocks=blocks, wide=True)
     with atomic_write(Path(path)) as temporary:
         temporary.write_text(html, encoding="utf-8")

@@ -71,9 +71,21 @@
     }
   };
 
+  // On a narrow page a legend has a line for each name or two: room for it, so that the plot keeps its own.
+  const room = (node, figure) => {
+    const names = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+    const shown = figure.layout.showlegend !== false && node.clientWidth < 480;
+    return shown ? 15 * Math.max(0, names - 3) : 0;
+  };
+
+  // What is drawn in the colour of text follows the page's.
+  const inked = (data) => data.flatMap((trace, index) => (trace.type === "bar" && trace.error_y ? [index] : []));
+
   for (const [id, figure] of Object.entries(figures)) {
     const node = document.getElementById(id);
+    figure.layout.height += room(node, figure);
     figure.layout.font.color = ink();
+    for (const index of inked(figure.data)) figure.data[index].error_y.color = ink();
     // A finger that moves over a figure scrolls the page.
     if (matchMedia("(pointer: coarse)").matches) figure.layout.dragmode = false;
     Plotly.newPlot(node, figure.data, figure.layout, config).then(() => {
@@ -83,7 +95,10 @@
     });
   }
   dark.addEventListener("change", () => {
-    for (const id of Object.keys(figures)) Plotly.relayout(id, { "font.color": ink() });
+    for (const id of Object.keys(figures)) {
+      const bars = inked(document.getElementById(id).data);
+      Plotly.update(id, bars.length ? { "error_y.color": ink() } : {}, { "font.color": ink() }, bars);
+    }
   });
 
   // A date or a version begins with a number and is none.

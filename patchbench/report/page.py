@@ -9,6 +9,8 @@ Use:
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from patchbench.results import Result
+
+# More verdicts are folded away, with a count of each.
+_VERDICTS = 4
+_WORD = re.compile(r"[^\W\d]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,12 @@ class PageTable:
     rows: Sequence[Sequence[str]]
     title: str = ""
     closed: bool = False
+
+    @property
+    def words(self) -> list[bool]:
+        """Which columns have words, to stand at the left, and not numbers."""
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.header)
+        return [any(_WORD.match(cell) for cell in column) for column in columns]
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ def render_page(
     results: "Mapping[str, Result]",
     facts: Sequence[tuple[str, str]] = (),
     warnings: Sequence[str] = (),
+    wide: bool = False,
 ) -> str:
     """Return the page.
 
@@ -69,6 +82,7 @@ def render_page(
         results: whose verdicts stand on top; named if there are several.
         facts: names and texts below them.
         warnings: what must be known before anything is compared.
+        wide: whether it takes a wide window's whole width, for a table of many columns.
     """
     import jinja2
 
@@ -101,7 +115,9 @@ def render_page(
     return environment.from_string(_text("page.html.jinja")).render(
         title=title,
         verdicts=verdicts,
+        counted=_counted(verdicts) if len(verdicts) > _VERDICTS else "",
         warnings=warnings,
+        wide=wide,
         facts=facts,
         blocks=shown,
         figures=_json_in_html(numbered),
@@ -110,6 +126,12 @@ def render_page(
         script=_text("page.js"),
         version=__version__,
     )
+
+
+def _counted(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """Return "10 verdicts: 6 no verdict, 4 not solved"."""
+    counts = Counter(verdict["label"] for verdict in verdicts).most_common()
+    return f"{len(verdicts)} verdicts: " + ", ".join(f"{count} {what}" for what, count in counts)
 
 
 def _text(name: str) -> str:

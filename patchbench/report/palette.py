@@ -34,6 +34,18 @@ DIVERGING = [[0.0, "#D55E00"], [0.5, "#FFFFFF"], [1.0, "#0072B2"]]
 GREYED = [[0.0, "#BFBFBF"], [0.5, "#FFFFFF"], [1.0, "#BFBFBF"]]
 
 
+# Below whatever the axes need, however high it is, and as wide as the figure.
+LEGEND = {
+    "orientation": "h",
+    "xref": "container",
+    "yref": "container",
+    "xanchor": "left",
+    "yanchor": "bottom",
+    "x": 0.015,
+    "y": 0,
+}
+
+
 def color(role: str) -> str:
     """Return the colour of a role."""
     return ROLE_COLORS.get(role, OTHER)
@@ -75,7 +87,7 @@ def layout(title: str, **more: Any) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.18, "x": 0},
+        "legend": LEGEND,
         "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
         **more,
     }

@@ -62,7 +62,7 @@ def controls(
         height=130 + 45 * len(found),
         xaxis=axis(
             "Attrib",
-            range=[min(-0.5, *limits), max(1.0, *limits)],
+            range=[1.05 * min(-0.5, *limits), 1.05 * max(1.0, *limits)],
         ),
         yaxis=axis("", autorange="reversed"),
     )

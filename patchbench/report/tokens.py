@@ -14,8 +14,8 @@ from patchbench.report.palette import color, label, layout, translucent
 if TYPE_CHECKING:
     from patchbench.results import Result
 
-# A row of the strip; on a narrow page a token still has some thirty pixels.
-TOKENS_A_ROW = 12
+# A row of the strip: on a narrow page a role's name still fits below its token.
+TOKENS_A_ROW = 8
 _LETTERS = 6
 
 

@@ -104,8 +104,17 @@ def training_dynamics(table: pa.Table, *, component: str = "block_input") -> go.
         height=420,
         xaxis=axis("step"),
         yaxis=axis("accuracy, Attrib", range=_range(rows)),
-        yaxis2=axis("loss", overlaying="y", side="right", showgrid=False, rangemode="tozero"),
+        yaxis2=axis(
+            "loss",
+            overlaying="y",
+            side="right",
+            showgrid=False,
+            rangemode="tozero",
+            tickmode="auto",  # round numbers of its own, not where the other axis has some
+            automargin=False,  # two axes and a legend that ask for room never come to an end
+        ),
     )
+    figure.update_layout(margin={"r": 60})
     return figure
 
 

@@ -30,12 +30,15 @@ def test_the_middle_is_a_measured_layer_and_never_the_first(layers, measured, mi
     assert middle_layer(deep(layers, measured)) == middle
 
 
-def test_a_layer_of_the_controls_alone_does_not_count():
-    measured = make_rows({f"L{layer}.block_input@value": 0.5 for layer in (0, 12, 18)}, n=40)
-    control = make_rows({"L15.block_input@key": 0.0}, n=40, control="identity")
-    made = result(tables=[measured, control])
+def test_a_layer_of_the_controls_alone_is_not_measured():
+    """The random site of a control may lie in any layer."""
+    control = make_rows({"L15.block_input@random": 0.0}, n=40, right=36, control="random site")
+    sites = {f"L{layer}.block_input@value": 0.5 for layer in (12, 18)}
+    made = result(tables=[make_rows(sites, n=40, right=36), control])
     made.provenance["model"]["num_layers"] = 30
     assert middle_layer(made) == 12
+    with pytest.raises(UserError, match="no run has layer 15: measured: 12, 18"):
+        compare({"one": made, "two": made}, layer=15)
 
 
 def test_a_component_or_layer_of_no_run_is_refused():

@@ -90,7 +90,7 @@ def test_the_report_in_a_browser(tmp_path, width, scheme):
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(path.as_uri())
+        page.goto(path.as_uri(), timeout=1000 * PATIENCE)
         page.wait_for_selector("figure .main-svg")
         figures_there = page.locator("figure").count()
         until = time.monotonic() + 20
@@ -121,6 +121,9 @@ def test_json_of_a_comparison_is_json():
     assert json.loads(json.dumps(content)) == content
 
 
+PATIENCE = 120  # seconds, on a machine that has much else to do
+
+
 @contextmanager
 def opened(path, width=1280, scheme="light"):
     """Yield a page whose figures are drawn, and what its console said."""
@@ -129,8 +132,8 @@ def opened(path, width=1280, scheme="light"):
         page, said = context.new_page(), []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(path.as_uri())
-        until = time.monotonic() + 30
+        page.goto(path.as_uri(), timeout=1000 * PATIENCE)
+        until = time.monotonic() + PATIENCE
         while page.locator("figure .plot-container").count() < page.locator("figure").count():
             assert time.monotonic() < until
             page.wait_for_timeout(100)
@@ -215,9 +218,37 @@ def every_figure():
         "long": profile(result(wide), "block_input"),
         "triangle": mechanism_triangle(runs),
         "scatter": accuracy_scatter(runs),
-        "bars": conv_width_bars({0: [result(right=2)], 4: [result()], "long": [result()]}),
+        "bars": conv_width_bars(
+            {0: [result(right=2)], 4: [result()], "long": [result()]}, of="mamba of width 64"
+        ),
         "training": training_dynamics(dynamics()),
     }
+
+
+def test_text_and_error_bars_follow_the_page_into_the_dark(tmp_path):
+    path = tmp_path / "page.html"
+    bars = conv_width_bars({0: [result(right=2)], 4: [result()]})
+    blocks = [Block("bars", figures=[bars, heat_map(result(), "block_input")])]
+    path.write_text(render_page("page", blocks=blocks, results={}), encoding="utf-8")
+    with opened(path) as (page, said):
+        for scheme, ink in {"light": "51, 51, 51", "dark": "224, 224, 224"}.items():
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_function(
+                f"""[...document.querySelectorAll(".gtitle")].every((node) =>
+                    node.style.fill === "rgb({ink})")"""
+            )
+            drawn = page.locator(".yerror").evaluate_all("ns => ns.map((n) => n.style.stroke)")
+            assert set(drawn) == {f"rgb({ink})"}
+        assert said == []
+
+
+def test_many_verdicts_are_counted_and_folded(tmp_path):
+    few = {str(number): result() for number in range(4)}
+    many = few | {"4": result(right=2)}
+    for results, folded in ((few, False), (many, True)):
+        html = render_page("page", blocks=[], results=results)
+        assert ("<details><summary>5 verdicts: 4 " in html) == folded
+        assert html.count('<p class="verdict') == len(results)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -76,6 +76,11 @@ def test_a_sweep_prints_runs_and_seeds_and_skips_them_then(run, tmp_path):
     assert {row["name"] for row in json.loads(stdout)["rows"]} == {
         "delta_net-w16-s0", "delta_net-w16-s1",
     }  # fmt: skip
+    pages = sorted(path.parent.name for path in out.rglob("report.html"))
+    assert pages == ["delta_net-w16-s0", "delta_net-w16-s1"]
+    (out / "runs/delta_net-w16-s0/report.html").unlink()  # as after a kill before it was written
+    assert run("sweep", *TINY, "--out", out, "--seeds", "0", "--quiet")[0] == 0
+    assert (out / "runs/delta_net-w16-s0/report.html").exists()
     result = json.loads((out / "runs/delta_net-w16-s0/result/result.json").read_text())
     assert result["provenance"]["command"].startswith("patchbench sweep paper_ar")
 
