@@ -76,7 +76,7 @@ class TrainFolder:
         identity = json.loads(json.dumps(dict(identity)))  # lists for tuples, as in the file
         with explained(path):
             occupied = os.path.exists(path) and (not path.is_dir() or _items(path))
-        if path.is_symlink() and not os.path.exists(path):
+        if os.path.islink(path) and not os.path.exists(path):
             raise UserError(f"{path} is a link to nothing", "choose another --out")
         if occupied:
             content = _read(path)
