@@ -70,7 +70,8 @@ def test_pairs_and_heads_are_listed_whole(capsys):
     names = ["L0.mlp_output@key & L10.block_output@value -> L11.block_input@query", "L0.q[3]@key"]
     assert terminal._split([*names, "L1.dt@key", "embed@key"]) == (["dt", "embed"], names)
     worst = Estimate(value=-0.123, low=-0.456, high=-0.001, n=8)
-    terminal._print_list(terminal.make_console(), dict.fromkeys([*names, "x" * 90], worst))
+    effects = dict.fromkeys([*names, "x" * 90], worst)
+    terminal._print_list(terminal.make_console(), "Attrib", effects)
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert out.count("-0.12 ±0.33") == 3
