@@ -108,7 +108,7 @@ def test_a_choice_of_everything():
         widths=[16, 32],
         rates=[1e-3, 1e-2],
         seeds=[5],
-        training={"steps": 7},
+        training={"steps": 7, "warmup": 2},
         overrides={"num_pairs": 3},
     )
     assert [run.name for run in config.runs] == [
