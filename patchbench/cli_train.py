@@ -294,21 +294,12 @@ def train(
                 **settings,
             )
     except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted; the same command goes on from the last checkpoint"
-        ) from None
+        told = "interrupted; the same command goes on from the last checkpoint"
+        raise Interrupted(told) from None
     if not main:
         return
     if as_json:
-        content = {
-            "rate": trained.rate,
-            "steps": trained.steps,
-            "stopped": trained.stopped,
-            "grid": trained.grid,
-            "before": trained.before and trained.before.summary,
-            "result": trained.result.summary,
-        }
-        typer.echo(json.dumps(content, indent=2))
+        typer.echo(json.dumps(trained.to_json(), indent=2))
     else:
         print_trained(trained, quiet=quiet)
         typer.echo(f"written: {out}")

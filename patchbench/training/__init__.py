@@ -79,6 +79,17 @@ class Trained:
     grid: list[dict[str, Any]]
     history: list[dict[str, float]]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what came out of it, ready for JSON; without the rows and the history."""
+        return {
+            "rate": self.rate,
+            "steps": self.steps,
+            "stopped": self.stopped,
+            "grid": self.grid,
+            "before": self.before and self.before.summary,
+            "result": self.result.summary,
+        }
+
     @classmethod
     def load(cls, path: str | Path) -> "Trained":
         """Read the folder of a finished training."""
