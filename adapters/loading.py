@@ -99,7 +99,7 @@ class LoadedModel:
 
 
 def load_model(
-    model: str | Path | PreTrainedModel,
+    model: str | Path | PreTrainedModel | torch.nn.Module,
     *,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "auto",
@@ -112,7 +112,8 @@ def load_model(
     """Load a causal language model, map its components, and check both by running it once.
 
     Args:
-        model: hub id, folder, `.gguf` file, or a `PreTrainedModel`, whose dtype, device and mode
+        model: hub id, folder, `.gguf` file, a module from token ids to logits with a `hook_map`
+            (see `patchbench.adapters.wrapping`), or a `PreTrainedModel`, whose dtype, device, mode
             stay as they are (engines score it in eval mode and put its own back). Twins take the
             place of its recurrent mixers: `patchbench.adapters.restore(model)` undoes that.
         dtype: one of `placing.DTYPES`, by name or as PyTorch's; "auto" takes what the checkpoint
@@ -134,9 +135,12 @@ def load_model(
     from transformers import PreTrainedModel
 
     from patchbench.adapters.probe import check_model
+    from patchbench.adapters.wrapping import wrap
 
     dtype, device = str(dtype).removeprefix("torch."), str(device)
     wanted, place = dtype_of(dtype), device_of(device)
+    if isinstance(model, torch.nn.Module) and not isinstance(model, PreTrainedModel):
+        model, hook_map = wrap(model, hook_map)
     check_device_map(device_map, device, is_object=isinstance(model, PreTrainedModel))
     notes: list[str] = []
     words, is_own = None, False

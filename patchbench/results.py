@@ -32,7 +32,10 @@ from patchbench.sites import Position, Site, grid_site
 from patchbench.statistics import Estimate
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
     import plotly.graph_objects as go
+    import xarray as xr
 
 __all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
 
@@ -185,6 +188,24 @@ class Result:
             corruption=corruption or first["corruption"],
             direction=direction or first["direction"],
         )
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a line for each site, corruption and direction; see `patchbench.frames`."""
+        from patchbench import frames
+
+        return frames.to_pandas(self)
+
+    def to_arrays(self) -> "dict[str, np.ndarray]":
+        """Return the Attribs of the grid, and its labels; see `patchbench.frames`."""
+        from patchbench import frames
+
+        return frames.to_arrays(self)
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return the Attribs of the grid, labelled; see `patchbench.frames`."""
+        from patchbench import frames
+
+        return frames.to_xarray(self)
 
     def _repr_html_(self) -> str:
         """Return the verdict and the effects for a notebook."""

@@ -11,6 +11,7 @@ Use:
 | `L1.q[*]@query`                            | each head on its own                         |
 | `L0.block_input@key & L0.q@query`          | both in one forward                          |
 | `L0.block_output@key -> L1.block_input@query` | the first's activation put at the second  |
+| `blocks.*.hook_resid_pre@value`            | TransformerLens' name of `L*.block_input`    |
 
 `L*` is the same layer wherever it stands in an expression; every other glob and range is free, so
 that two of them give all combinations.
@@ -24,6 +25,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from patchbench.common import UserError, near_names
+from patchbench.foreign_sites import as_site
 from patchbench.sites import Position, Site
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ class _Pattern:
 
     @classmethod
     def parse(cls, text: str, whole: str) -> "_Pattern":
-        text = text.strip()
+        text = as_site(text)
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise UserError(

@@ -4,6 +4,7 @@ Use:
 
     Site.parse("L0.conv_output@value+1")      # layer 0, one token after the value
     Site.parse("embed@key")                   # a component outside the layers
+    Site.parse("blocks.3.hook_resid_pre@key") # TransformerLens' name of L3.block_input
     str(Site.parse("L1.head_output[3]@query"))
 
 A position is a role of the example with an offset, never a bare index: roles stay right when
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import total_ordering
 
 from patchbench.common import UserError
+from patchbench.foreign_sites import as_site
 
 # In the order in which a document has them; other roles (a task's own) sort behind.
 ROLES = ("bos", "key", "value", "divider", "query", "answer")
@@ -88,7 +90,7 @@ class Site:
         Raises:
             UserError: `text` is not a site.
         """
-        match = _SITE.fullmatch(text.strip())
+        match = _SITE.fullmatch(as_site(text))
         if match is None:
             raise UserError(
                 f"{text!r} is not a site", "layer, component and position, as in 'L0.q[1]@value+1'"
