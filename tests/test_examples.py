@@ -9,7 +9,8 @@ import pytest
 
 import patchbench as pb
 from patchbench import training
-from patchbench.adapters import bundled
+from patchbench.adapters import MIXERS, bundled
+from patchbench.tasks import TASKS
 from patchbench.training import presets
 from patchbench.training.presets import records
 
@@ -79,6 +80,58 @@ def test_a_record_tells_the_time_of_a_whole_run(tmp_path, monkeypatch):
     file.unlink()
     with pytest.raises(pb.UserError, match="no record of its time"):
         script.run(place, key, 0, file)
+
+
+@pytest.fixture
+def unregistered(monkeypatch):
+    """Take back what an example registers."""
+    for registry in (TASKS, MIXERS):
+        list(registry)  # plugins are looked for once
+        monkeypatch.setattr(registry, "_targets", dict(registry._targets))
+
+
+def test_quickstart(tmp_path, capsys):
+    result = load("quickstart").main(n=32, out=str(tmp_path / "run"))
+    assert result.verdict.label == "induction"
+    assert pb.Result.load(tmp_path / "run").summary == result.summary
+    assert (tmp_path / "run" / "report.html").exists()
+    assert str(result.accuracy) in capsys.readouterr().out
+
+
+def test_inside_mamba(capsys):
+    effects = load("inside_mamba").main(n=64)
+    # As the README has it: bound by the convolution, then handed over to the state.
+    assert effects["L1.block_input@value"] < 0.1
+    assert effects["L1.conv_output@value+2"] > 0.8
+    assert effects["L1.conv_state@value+1"] > 0.6 > 0.1 > effects["L1.conv_state@value+2"]
+    assert effects["L1.ssm_state@value+1"] < 0.1 < 0.6 < effects["L1.ssm_state@value+2"]
+    assert "L1.conv_output@value+2" in capsys.readouterr().out
+
+
+def test_own_task(unregistered, capsys):
+    result = load("own_task").main(n=16)
+    task = pb.load_task("overwritten", num_keys=64, num_values=64)
+    for row in task.dataset("test", 16):
+        ids, end = row["input_ids"], row["roles"]["divider"]
+        newest = dict(zip(ids[1:end:2], ids[2:end:2], strict=True))
+        assert newest[ids[end + 1]] == row["answer"]
+        assert ids[1 : end // 2 : 2] == ids[1 + end // 2 : end : 2]
+    assert result.summary["n"] == 16
+    assert "<eos>" in capsys.readouterr().out
+
+
+def test_own_architecture(unregistered):
+    result = load("own_architecture").main(n=8)
+    sites = set(result.rows["site"].to_pylist())
+    assert {"L0.ssm_state@value", "L1.block_input@value"} <= sites
+    assert "L1.ssm_state@value" not in sites
+    assert result.verdict.label == "not solved"
+
+
+def test_training_dynamics(capsys):
+    results = load("training_dynamics").main(steps=4, every=2)
+    assert list(results) == [2, 4]
+    assert capsys.readouterr().out.count("accuracy") == 2
 
 
 def test_the_picture_is_drawn_without_fetching_anything(tmp_path):
