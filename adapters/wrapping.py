@@ -24,9 +24,12 @@ _PREFIX = "network."
 
 
 class WrappedConfig(PreTrainedConfig):
-    """What is known of a model that brings no config."""
+    """What is known of a model that brings no config: the shape of its embedding."""
 
     model_type = "wrapped"
+
+    vocab_size: int = 0
+    hidden_size: int = 0
 
 
 class WrappedLM(PreTrainedModel):
