@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchbench import held_out
 from patchbench.evaluation_config import EvaluateConfig
-from patchbench.results import DEV, UNTRAINED
+from patchbench.result_file import DEV, UNTRAINED
 
 if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel

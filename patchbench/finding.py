@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchbench.common import UserError
-from patchbench.results import DEV, UNTRAINED, Result
+from patchbench.result_file import DEV, JSON_FILE, UNTRAINED
+from patchbench.results import Result
 
-_FILE = "result.json"
 _BEFORE, _TRAINING = "before", "training.json"  # see `patchbench.training.folder`
 
 
@@ -37,7 +37,7 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
         held = [folder for place in places for folder in _held(place, named=named)]
         if not held:
             raise UserError(
-                f"{pattern} holds no Result, no {_FILE} in or below it",
+                f"{pattern} holds no Result, no {JSON_FILE} in or below it",
                 "name a folder that was somebody's --out",
             )
         for folder in held:  # once, by whatever name
@@ -47,9 +47,9 @@ def find_results(patterns: Sequence[str]) -> dict[str, Path]:
 
 def _held(place: Path, *, named: bool) -> list[Path]:
     """Return the folders of Results at or below a place; those beside another only by name."""
-    if place.name == _FILE and place.is_file():
+    if place.name == JSON_FILE and place.is_file():
         place = place.parent
-    files = [place / _FILE] if (place / _FILE).is_file() else sorted(place.rglob(_FILE))
+    files = [place / JSON_FILE] if (place / JSON_FILE).is_file() else sorted(place.rglob(JSON_FILE))
     # What a run keeps beside itself while it is written is no Result.
     return [
         file.parent
@@ -61,7 +61,7 @@ def _held(place: Path, *, named: bool) -> list[Path]:
 
 def _beside(folder: Path) -> bool:
     """Return whether a Result is what another one is read against."""
-    of = _TRAINING if folder.name == _BEFORE else _FILE
+    of = _TRAINING if folder.name == _BEFORE else JSON_FILE
     return folder.name in (DEV, UNTRAINED, _BEFORE) and (folder.parent / of).is_file()
 
 

@@ -29,7 +29,8 @@ import numpy as np
 
 from patchbench.common import UserError
 from patchbench.effects import differences
-from patchbench.results import DEV, Result
+from patchbench.result_file import DEV
+from patchbench.results import Result
 from patchbench.statistics import LEVEL, ROUNDING, Estimate, interval, newcombe, ratio_draws
 from patchbench.summary import run_of
 

@@ -28,6 +28,7 @@ from patchbench.common.files import recover
 from patchbench.effects import METRICS, ROW_SCHEMA, attribs
 from patchbench.mechanism import Verdict
 from patchbench.provenance import collect_provenance
+from patchbench.result_file import JSON_FILE, SCHEMA, VERSION, beside, read_json
 from patchbench.sites import Position, Site, grid_site
 from patchbench.statistics import Estimate
 
@@ -39,18 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
 
-SCHEMA = "patchbench/result"
-VERSION = 1
 # More do not fit into memory.
 MOST_RESAMPLES = 100_000
-# What everything that shows a Result relies on.
-_SUMMARY = (
-    *("model", "task", "n", "accuracy", "accuracy_in_context", "accuracy_beyond_heuristics"),
-    *("floor", "strata", "runs", "verdict"),
-)
-_JSON, _ROWS = "result.json", "rows.parquet"
-# Folders in a Result's own, of what it is read against.
-DEV, UNTRAINED = "dev", "untrained"
+_ROWS = "rows.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +228,7 @@ class Result:
                 "beside": list(self.beside),
             }
             text = json.dumps(content, indent=2, allow_nan=False)
-            (temporary / _JSON).write_text(text + "\n", encoding="utf-8")
+            (temporary / JSON_FILE).write_text(text + "\n", encoding="utf-8")
             for name, other in self.beside.items():
                 other.save(temporary / name)
             if report:
@@ -253,7 +245,7 @@ class Result:
         """
         directory = Path(directory)
         recover(directory)
-        content = _read_json(directory)
+        content = read_json(directory)
         path = directory / _ROWS
         if not path.is_file():
             raise UserError(
@@ -261,7 +253,7 @@ class Result:
             )
         if _digest(path) != content["rows"].get("sha256"):
             raise UserError(
-                f"{path} is not the file that {_JSON} describes",
+                f"{path} is not the file that {JSON_FILE} describes",
                 "it is damaged or was edited: run the evaluation again",
             )
         try:
@@ -280,9 +272,9 @@ class Result:
             provenance=content["provenance"],
             summary=content["summary"],
             rows=rows,
-            beside={name: cls.load(directory / name) for name in _beside(content, directory)},
+            beside={name: cls.load(directory / name) for name in beside(content, directory)},
         )
-        loaded._check(directory / _JSON)
+        loaded._check(directory / JSON_FILE)
         return loaded
 
     def _check(self, path: Path) -> None:
@@ -315,48 +307,6 @@ class Result:
             sites=sites,
             **settings,
         )
-
-
-def _read_json(directory: Path) -> dict[str, Any]:
-    path = directory / _JSON
-    try:
-        if not directory.is_dir():
-            raise UserError(f"{directory} is not a folder", "name the folder of a Result")
-        if not path.is_file():
-            raise UserError(f"{directory} is not a Result", f"it has no {_JSON}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except UserError:
-        raise
-    except (ValueError, RecursionError, OSError) as error:
-        raise UserError(f"{path} is damaged ({error})", "run the evaluation again") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise UserError(f"{path} is not a Result", f'it lacks "schema": "{SCHEMA}"')
-    version = content.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        remedy = "update patchbench" if newer else "run the evaluation again"
-        raise UserError(f"{path} has version {version}, this patchbench reads {VERSION}", remedy)
-    for name in ("config", "provenance", "summary", "rows"):
-        if not isinstance(content.get(name), dict):
-            raise UserError(f"{path} is damaged", f"it lacks {name!r}")
-    for name in _SUMMARY:
-        if name not in content["summary"]:
-            raise UserError(
-                f"{path} is damaged, or of an earlier patchbench: its summary lacks {name!r}",
-                "run the evaluation again",
-            )
-    return content
-
-
-def _beside(content: Mapping[str, Any], directory: Path) -> list[str]:
-    """Return the names of the Results in the folder."""
-    names = content.get("beside", [])
-    if not isinstance(names, list) or any(name not in (DEV, UNTRAINED) for name in names):
-        raise UserError(
-            f"{directory / _JSON} is damaged (beside: {str(names)[:40]})",
-            "run the evaluation again",
-        )
-    return names
 
 
 def _digest(path: Path) -> str:
