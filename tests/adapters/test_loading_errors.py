@@ -247,6 +247,6 @@ def test_cuda_that_is_absent(saved):
 def test_a_model_object_is_not_converted_or_moved():
     refused("the model object is float32, not bfloat16", tiny("gpt2"), dtype="bfloat16")
     refused("the model object is on cpu, not on cuda|is not there", tiny("gpt2"), device="cuda")
-    refused("a Linear is no model", torch.nn.Linear(2, 2))
+    refused("Linear is an nn.Module whose components nobody knows", torch.nn.Linear(2, 2))
     refused("a int is no tokenizer", tiny("gpt2"), tokenizer=5)
     refused("GPT2Model has no module .*AutoModelForCausalLM", tiny("gpt2").base_model)
