@@ -7,4 +7,16 @@ Use:
 
 from collections.abc import Mapping
 
-REMARKS: Mapping[str, tuple[str, ...]] = {}
+REMARKS: Mapping[str, tuple[str, ...]] = {
+    "mini": (
+        "Three seeds know little of all: where they differ, as Mamba's do, the interval is wide.",
+        "Mamba binds by its convolution in each seed, but each time elsewhere: seed 0 in "
+        "`L1.conv_output@value+2` (0.94), seed 1 in `L0.conv_output@value+1` (0.96), seed 2 in "
+        "`L0.conv_output@value+2` (1.00). Four tokens wide, it reaches back to the key from either "
+        "token. The paper shows one model, of width 256.",
+        "DeltaNet does the same with each seed by the residual stream (1 at the query, 0 at the "
+        "value), and gets two verdicts: its convolution brings the key to the value itself (seeds "
+        "0 and 1) or to the token after (seed 2). Only the second shows with the key corrupted "
+        "that key and value are bound there; rows with the value corrupted would tell for both.",
+    ),
+}
