@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -188,8 +188,8 @@ def _run() -> int:
     return int(code or 0)
 
 
-def _misused(error: Exception) -> int:
-    message = getattr(error, "format_message")()  # noqa: B009
+def _misused(error: Any) -> int:
+    message = error.format_message()
     if not message:
         return 2  # without arguments the help is shown, no more
     context = getattr(error, "ctx", None)

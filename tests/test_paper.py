@@ -46,14 +46,18 @@ def estimate(value, low, high):
 def test_a_limit_is_met_by_the_value_and_surely_by_the_interval(
     scripts, low, value, high, at_least, at_most
 ):
-    measured = lambda pools: estimate(value, low, high)  # noqa: E731
+    def measured(pools):
+        return estimate(value, low, high)
+
     make = scripts.measures.Measure
     assert make(name="m", of=measured, needs=(), at_least=0.9).judge({}) == at_least
     assert make(name="m", of=measured, needs=(), at_most=0.9).judge({}) == at_most
 
 
 def test_what_was_not_run_is_no_failure(scripts):
-    never = lambda pools: pytest.fail("read")  # noqa: E731
+    def never(pools):
+        pytest.fail("read")
+
     measure = scripts.measures.Measure(name="m", of=never, needs=(("r", "v"),), at_least=1)
     assert (measure.judge({}), measure.value({})) == ("not run", None)
 

@@ -18,14 +18,14 @@ def random_state_kept() -> Iterator[None]:
     import torch
 
     python, cpu = random.getstate(), torch.get_rng_state()
-    numpy = np.random.get_state()  # noqa: NPY002
+    numpy = np.random.get_state()  # noqa: NPY002 - it is what is kept
     # Devices that were never used have no state yet, and asking for it would start them.
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)  # noqa: NPY002 - it is what is kept
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)

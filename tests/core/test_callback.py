@@ -57,7 +57,7 @@ def trained(name, task, folder, *callbacks):
     )  # fmt: skip
     trainer = Trainer(model, arguments, train_dataset=rows, callbacks=list(callbacks))
     trainer.train()
-    states = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # noqa: NPY002
+    states = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # noqa: NPY002 - looked at
     return model, trainer.state.log_history, states
 
 
@@ -110,12 +110,12 @@ def test_a_loop_of_one_s_own_gets_everything_back(method, task):
     modes = [m.training for m in model.modules()]
     drawn = []
     for watched in (False, True):
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002 - the global state is kept
         watch = callback(task, method=method)
         assert watch(model, 1) == {}
         found = watch(model, 2) if watched else {}
         assert bool(found) == watched
-        drawn.append((random.random(), np.random.rand(), torch.rand(3).tolist()))  # noqa: NPY002
+        drawn.append((random.random(), np.random.rand(), torch.rand(3).tolist()))  # noqa: NPY002 - as above
     assert drawn[0] == drawn[1]
     assert 0 <= found["mechanism/accuracy"] <= 1
     assert isinstance(found["mechanism/verdict"], str)

@@ -11,7 +11,6 @@ import sys
 import pyarrow as pa
 import pytest
 
-from patchbench import cli
 from patchbench.adapters.bundled import bundled_models
 from tests.core.report.made import EFFECTS, result
 from tests.core.rows import make_rows
@@ -47,21 +46,6 @@ def place(tmp_path, monkeypatch):
         result(name=name).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchbench", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def check_refused(outcome, says):

@@ -86,7 +86,10 @@ def stops():
 def test_a_plugin_that_cannot_be_used_is_one_warning(monkeypatch, name, load, reason):
     good = point("good", lambda: 7)
     monkeypatch.setattr(module, "entry_points", lambda group: [point(name, load), good, good])
-    refuse = lambda target: None if isinstance(target, int) else "it is no number"  # noqa: E731
+
+    def refuse(target):
+        return None if isinstance(target, int) else "it is no number"
+
     things = Registry("thing", entry_points="patchbench.things", refuse=refuse)
     things.add("own", 1)
     with pytest.warns(UserWarning, match="is skipped") as caught:
