@@ -13,6 +13,7 @@ from patchbench.adapters import MIXERS, bundled
 from patchbench.tasks import TASKS
 from patchbench.training import presets
 from patchbench.training.presets import records
+from tests.core.tracking.wandb_files import runs_in
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -132,6 +133,26 @@ def test_training_dynamics(capsys):
     results = load("training_dynamics").main(steps=4, every=2)
     assert list(results) == [2, 4]
     assert capsys.readouterr().out.count("accuracy") == 2
+
+
+def test_wandb_dashboard(tmp_path, monkeypatch, capsys):
+    """It stays offline whatever W&B's variables say, and needs no login."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    for name in ("WANDB_DIR", "WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_RUN_GROUP"):
+        monkeypatch.delenv(name, raising=False)
+    lines = load("wandb_dashboard").main(n=16)
+    wandb.teardown()
+    logged = {run["name"]: run for run in runs_in(tmp_path)}
+    assert logged.keys() == {"ar-based", "ar-mamba", "comparison"}
+    assert len({run["group"] for run in logged.values()} - {""}) == 1
+    assert logged["ar-mamba"]["summary"]["attrib/key/L1.conv_output@value+2"] > 0.8
+    assert all(any(str(run["folder"]) in line for line in lines) for run in logged.values())
+    printed = capsys.readouterr().out
+    assert "ar-based" in printed
+    assert "\n".join(lines) in printed
 
 
 def test_the_picture_is_drawn_without_fetching_anything(tmp_path):
