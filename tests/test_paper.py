@@ -1,6 +1,7 @@
 """The page of the paper's claims says what the collected runs say."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -118,11 +119,35 @@ def test_a_sweep_is_collected_without_weights_and_read_again(scripts, swept, tmp
     assert all(line.endswith("| below the gate |") for line in effects[:1])
 
 
-def test_collected_again_replaces(scripts, swept, tmp_path):
+def test_collected_again_replaces_a_run_and_keeps_the_others(scripts, swept, tmp_path):
     place = tmp_path / "mini" / "paper_ar"
-    (place / "runs" / "old").mkdir(parents=True)
     scripts.collect.main(swept, recipe="paper_ar", scale="mini", to=tmp_path)
-    assert {path.name for path in (place / "runs").iterdir()} == {"mamba-w64-s0", "mamba-w64-s1"}
+    listing = json.loads((place / "sweep.json").read_text())
+    listing["runs"]["other-w64-s0"] = listing["runs"]["mamba-w64-s0"] | {"name": "other-w64-s0"}
+    (place / "sweep.json").write_text(json.dumps(listing))
+    (place / "runs" / "other-w64-s0").mkdir()
+    stale = place / "runs" / "mamba-w64-s0" / "stale"
+    stale.touch()
+    scripts.collect.main(swept, recipe="paper_ar", scale="mini", to=tmp_path)
+    names = {"mamba-w64-s0", "mamba-w64-s1", "other-w64-s0"}
+    assert {path.name for path in (place / "runs").iterdir()} == names
+    assert set(json.loads((place / "sweep.json").read_text())["runs"]) == names
+    assert not stale.exists()
+
+
+def test_one_seed_is_shown_as_one(scripts, swept, tmp_path):
+    scripts.collect.main(swept, recipe="paper_ar", scale="mini", to=tmp_path)
+    place = tmp_path / "mini" / "paper_ar"
+    listing = json.loads((place / "sweep.json").read_text())
+    del listing["runs"]["mamba-w64-s1"]
+    (place / "sweep.json").write_text(json.dumps(listing))
+    [(recipe, folder)] = scripts.page.sweeps(tmp_path / "mini").items()
+    pools = scripts.page.pools_of(recipe, folder)
+    alone = folder.result("mamba-w64-s0")
+    assert pools["paper_ar", "mamba"].accuracy == alone.accuracy
+    table = scripts.page.claims_table(scripts.claims.claims("mini"), pools)
+    assert f"{scripts.page.shown(alone.accuracy)}, one seed |" in table
+    assert "not solved in the one seed" in scripts.page.models_table(pools)
 
 
 def test_the_page_is_what_the_collected_runs_give(scripts, tmp_path):

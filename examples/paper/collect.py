@@ -4,7 +4,8 @@ Use (after `patchbench sweep paper_ar --out runs/ar`):
 
     python examples/paper/collect.py runs/ar --as paper_ar --scale mini
 
-Only finished runs are taken. What had been collected of the same recipe and scale is replaced.
+Only finished runs are taken, beside what had been collected of the same recipe and scale: a run
+that is there already is replaced, the others stay. `rm -r` the recipe's folder to begin anew.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from patchbench.common import atomic_write
 from patchbench.sweeping.folder import read_sweep
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,9 +32,9 @@ def main(
     folder = read_sweep(sweep)
     names = [name for name in folder.runs if folder.finished(name)]
     place = to / scale / recipe
-    shutil.rmtree(place, ignore_errors=True)
     for name in names:
         source, target = folder.run(name), place / "runs" / name
+        shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(
             source / "result", target / "result", ignore=shutil.ignore_patterns("*.html")
         )
@@ -40,9 +42,12 @@ def main(
             if (source / file).is_file():
                 shutil.copy(source / file, target / file)
     content = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))
-    content["runs"] = {name: content["runs"][name] for name in names}
     place.mkdir(parents=True, exist_ok=True)
-    (place / "sweep.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    listing = place / "sweep.json"
+    before = json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else {"runs": {}}
+    content["runs"] = before["runs"] | {name: content["runs"][name] for name in names}
+    with atomic_write(listing) as file:
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     left = len(folder.runs) - len(names)
     typer.echo(f"{len(names)} runs in {place}" + (f"; {left} are not finished" if left else ""))
 

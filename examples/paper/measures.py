@@ -7,7 +7,8 @@ Use:
     measure.of(pools)             # an Estimate; None where the model is below the gate
     measure.judge(pools)          # a sign of `SIGNS`
 
-`pools` holds what `patchbench.pooling.pool` made of the seeds of each variant of each recipe.
+`pools` holds what `patchbench.pooling.pool` made of the seeds of each variant of each recipe, or
+`Alone` where there is one seed.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +18,39 @@ from math import sqrt
 from scipy.stats import t as student
 
 from patchbench.pooling import Pooled
+from patchbench.results import Result
 from patchbench.statistics import LEVEL, Estimate
 
+
+@dataclass(frozen=True)
+class Alone:
+    """The one seed of a variant, to be read like a `Pooled`: intervals over its examples alone.
+
+    Attributes:
+        name: of its run.
+        result: of it.
+    """
+
+    name: str
+    result: Result
+
+    @property
+    def results(self) -> Mapping[str, Result]:
+        """It, by name."""
+        return {self.name: self.result}
+
+    @property
+    def accuracy(self) -> Estimate:
+        """Accuracy over the vocabulary."""
+        return self.result.accuracy
+
+    def attrib(self, site: str) -> Estimate:
+        """Return the Attrib of a site, the key corrupted, denoise."""
+        return self.result.attrib(site)
+
+
 # (recipe, variant) to its seeds.
-Pools = Mapping[tuple[str, str], Pooled]
+Pools = Mapping[tuple[str, str], Pooled | Alone]
 Quantity = Callable[[Pools], Estimate | None]
 
 HOLDS, LEANS, LEANS_NOT, FAILS = "✓", "(✓)", "(✗)", "✗"
@@ -69,6 +99,10 @@ class Measure:
         """Return what was measured; None where a run is missing, or below the gate."""
         return self.of(pools) if all(need in pools for need in self.needs) else None
 
+    def seeds(self, pools: Pools) -> int:
+        """Return the fewest seeds behind it; 0 where a run is missing."""
+        return min(len(pools[need].results) if need in pools else 0 for need in self.needs)
+
     def judge(self, pools: Pools) -> str:
         """Return a sign of `SIGNS`."""
         if not all(need in pools for need in self.needs):
@@ -114,6 +148,8 @@ def accuracy_beyond_heuristics(recipe: str, variant: str) -> Quantity:
             Estimate.from_json(result.summary["accuracy_beyond_heuristics"])
             for result in pools[recipe, variant].results.values()
         ]
+        if len(found) == 1:
+            return found[0]
         mean = sum(one.value for one in found) / len(found)
         variance = sum((one.value - mean) ** 2 for one in found) / (len(found) - 1)
         half = float(student.ppf((1 + LEVEL) / 2, len(found) - 1)) * sqrt(variance / len(found))
@@ -127,7 +163,7 @@ def attrib(recipe: str, variant: str, *sites: str) -> Quantity:
 
     def read(pools: Pools) -> Estimate | None:
         pooled = pools[recipe, variant]
-        if not any(run["above_gate"] for run in pooled.summary["runs"]):
+        if not any(above_gate(result) for result in pooled.results.values()):
             return None
         first, *others = (pooled.attrib(site) for site in sites)
         for other in others:
@@ -135,6 +171,15 @@ def attrib(recipe: str, variant: str, *sites: str) -> Quantity:
         return first
 
     return read
+
+
+def above_gate(result: Result) -> bool:
+    """Return whether the effects of the key corrupted, denoise, are above the gate."""
+    return any(
+        not run["reasons"]
+        for run in result.summary["runs"]
+        if (run["corruption"], run["direction"]) == ("key", "denoise")
+    )
 
 
 def difference(one: Quantity, other: Quantity) -> Quantity:

@@ -14,7 +14,7 @@ from typing import Annotated
 import plotly.graph_objects as go
 import typer
 from claims import claims
-from measures import SIGNS, Claim, Pools
+from measures import SIGNS, Alone, Claim, Pools
 from pictures import draw
 from remarks import REMARKS
 
@@ -66,15 +66,16 @@ def sweeps(folder: Path) -> dict[str, SweepFolder]:
     return {file.parent.name: read_sweep(file.parent) for file in files}
 
 
-def pools_of(recipe: str, folder: SweepFolder) -> dict[tuple[str, str], Pooled]:
-    """Return the seeds of each variant together; a variant with one seed has no interval."""
+def pools_of(recipe: str, folder: SweepFolder) -> dict[tuple[str, str], Pooled | Alone]:
+    """Return the seeds of each variant together, or the one that there is."""
     groups: dict[str, dict[str, Result]] = {}
     for run in folder.runs.values():
         groups.setdefault(run.group, {})[run.name] = folder.result(run.name)
     return {
         (recipe, _WIDTH.sub("", group)): pool(results)
-        for group, results in groups.items()
         if len(results) > 1
+        else Alone(*next(iter(results.items())))
+        for group, results in groups.items()
     }
 
 
@@ -92,10 +93,15 @@ def claims_table(every: tuple[Claim, ...], pools: Pools) -> str:
             value = measure.value(pools)
             lines.append(
                 f"| {text} | {measure.name} | {measure.limit} | {measure.paper} "
-                f"| {shown(value)} | {measure.judge(pools)} |"
+                f"| {shown(value)}{few(measure.seeds(pools))} | {measure.judge(pools)} |"
             )
             text = ""
     return "\n".join(lines)
+
+
+def few(seeds: int) -> str:
+    """Return what is to be said of a number from fewer seeds than the page promises."""
+    return {1: ", one seed", 2: ", two seeds"}.get(seeds, "")
 
 
 def shown(value: Estimate | None) -> str:
@@ -106,14 +112,17 @@ def shown(value: Estimate | None) -> str:
     return f"{number:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def models_table(pools: Mapping[tuple[str, str], Pooled]) -> str:
+def models_table(pools: Pools) -> str:
     """Return a Markdown table: a line per variant, with its seeds and what they agree on."""
     lines = ["| recipe | model | accuracy of each seed | floor | verdict |", "|---" * 5 + "|"]
     for (recipe, variant), pooled in pools.items():
-        each = pooled.summary["results"]
-        accuracies = ", ".join(f"{one['accuracy']['value']:.3f}" for one in each)
-        floor = sum(one["floor"] for one in each) / len(each)
-        verdict = agreement(pooled.summary["verdict"], "seeds")
+        each = list(pooled.results.values())
+        accuracies = ", ".join(f"{one.accuracy.value:.3f}" for one in each)
+        floor = sum(one.summary["floor"] for one in each) / len(each)
+        if isinstance(pooled, Alone):
+            verdict = f"{pooled.result.verdict} in the one seed"
+        else:
+            verdict = agreement(pooled.summary["verdict"], "seeds")
         lines.append(f"| {recipe} | {variant} | {accuracies} | {floor:.2f} | {verdict} |")
     return "\n".join(lines)
 
