@@ -39,17 +39,19 @@ class Fading(Mixer):
         self, x: Tensor, state: MixerState | None = None, *, return_state: bool = False
     ) -> tuple[Tensor, MixerState | None]:
         """See `Mixer.forward`."""
-        total = torch.zeros_like(x[:, 0]) if state is None else state["ssm_state"]
+        total = (state or self.initial_state(len(x), x.device, x.dtype))["ssm_state"]
         sums = []
         for t in range(x.shape[1]):
             total = self.decay * total + x[:, t]  # b d
             sums.append(total)
         states = self.hook_points["ssm_state"](torch.stack(sums, 1))  # b t d
-        return self.out_proj(states), {"ssm_state": states[:, -1]} if return_state else None
+        y = self.out_proj(states.to(x.dtype))
+        return y, {"ssm_state": states[:, -1]} if return_state else None
 
     def initial_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> MixerState:
-        """Return zeros."""
+        """See `Mixer.initial_state`."""
         width = self.out_proj.in_features
+        dtype = torch.promote_types(dtype, torch.float32)  # a long sum in half precision drifts
         return {"ssm_state": torch.zeros(batch, width, device=device, dtype=dtype)}
 
 

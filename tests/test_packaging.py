@@ -1,7 +1,11 @@
 """What is shipped: every package is listed, one version, a public surface that resolves."""
 
+import re
 import tomllib
 from pathlib import Path
+
+import pytest
+import yaml
 
 import patchbench
 import patchbench.adapters
@@ -37,6 +41,31 @@ def test_every_data_file_ships():
 
 def test_one_version():
     assert patchbench.__version__ == PROJECT["project"]["version"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", changes, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == patchbench.__version__
+
+
+def test_the_citation_is_of_this_version_and_has_what_its_format_demands():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["project"]["version"]
+    assert citation["license"] == PROJECT["project"]["license"]
+    # Required by the schema of CFF 1.2.0, of the software and of what it refers to.
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]
+    for work in (citation, *citation["references"]):
+        assert {"title", "type", "authors"} <= {key for key, value in work.items() if value}
+        for author in work["authors"]:
+            assert author.get("name") or author["family-names"]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md"])
+def test_every_file_that_a_page_names_is_there(page):
+    words = re.findall(r"`([\w./-]+/[\w./-]*)`", (ROOT / page).read_text(encoding="utf-8"))
+    paths = [word for word in words if "NAME" not in word]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_every_public_name_resolves():

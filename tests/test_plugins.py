@@ -30,6 +30,9 @@ loaded = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 assert torch.equal(loaded(ids).logits, model(ids).logits)
 out = model(ids[:, :3], use_cache=True)
 torch.testing.assert_close(model(ids[:, 3:], cache=out.cache).logits, model(ids).logits[:, 3:])
+half = loaded.bfloat16()(ids, use_cache=True)
+assert half.cache.states[0]["ssm_state"].dtype == torch.float32
+torch.testing.assert_close(half.logits.float(), model(ids).logits, atol=0.05, rtol=0.05)
 assert (0, "ssm_state") in load_model(sys.argv[1]).hook_map.points
 try:
     MixerLMConfig.preset("leaky", vocab_size=5, decay="fast")

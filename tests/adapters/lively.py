@@ -12,8 +12,8 @@ from patchbench.adapters import MixerLMConfig, MixerLMForCausalLM
 
 VOCAB = 26
 EVERY_PRESET = (
-    "attention", "based", "based_long", "base_conv", "hyena", "h3", "mamba", "mamba_noconv",
-    "mamba2", "delta_net", "delta_net_noconv", "gated_delta_net", "mamba,attention",
+    "attention", "linear_attention", "based", "based_long", "base_conv", "hyena", "h3", "mamba",
+    "mamba_noconv", "mamba2", "delta_net", "delta_net_noconv", "gated_delta_net", "mamba,attention",
 )  # fmt: skip
 
 

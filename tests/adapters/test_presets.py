@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchbench.adapters import PRESETS, MixerLMConfig, MixerLMForCausalLM
+from patchbench.adapters import MIXERS, PRESETS, MixerLMConfig, MixerLMForCausalLM
 from patchbench.common import UserError
 from tests.adapters.lively import EVERY_PRESET
 
@@ -63,8 +63,8 @@ def test_a_presets_settings_are_the_papers(name, mixers, block, settings):
     assert (made.init, made.initializer_range) == ("normal", 0.02)
 
 
-def test_there_are_no_other_presets():
-    assert set(PRESETS) | {"mamba,attention"} == set(EVERY_PRESET)
+def test_what_is_tested_of_every_preset_is_tested_of_every_mixer():
+    assert {*PRESETS, *MIXERS, "mamba,attention"} == set(EVERY_PRESET)
 
 
 def test_a_preset_repeats_its_pattern():
