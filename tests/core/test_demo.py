@@ -1,13 +1,11 @@
 """The bundled models: recorded numbers are reproduced, and the demo compares them."""
 
 import json
-import sys
 
 import pyarrow.compute as pc
 import pytest
 
 import patchbench as pb
-from patchbench import cli
 from patchbench.adapters.bundled import bundled_models
 from patchbench.common import UserError
 from patchbench.demo import bundled_task, demo
@@ -76,42 +74,27 @@ def test_only_a_bundled_models_task_is_known():
         bundled_task("gpt2")
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchbench", "evaluate", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return call
-
-
 def test_evaluate_alone_prints_the_comparison(run, tmp_path):
-    code, stdout, stderr = run("--n", 16, "--out", tmp_path / "demo", "--quiet")
+    code, stdout, stderr = run("evaluate", "--n", 16, "--out", tmp_path / "demo", "--quiet")
     assert code == 0, stderr
     assert max(len(line) for line in stdout.splitlines() if "written" not in line) <= 80
     for name in NAMES:
         short = name.removeprefix("patchbench/")
         assert short in stdout
         assert pb.Result.load(tmp_path / "demo" / short).summary["n"] == 16
-    code, _, stderr = run("--n", 16, "--out", tmp_path / "demo")
+    code, _, stderr = run("evaluate", "--n", 16, "--out", tmp_path / "demo")
     assert code == 2
     assert "--overwrite" in stderr
 
 
 def test_json_has_a_summary_for_each(run):
-    code, stdout, stderr = run("--n", 8, "--json")
+    code, stdout, stderr = run("evaluate", "--n", 8, "--json")
     assert (code, stderr) == (0, "")
     assert {f"patchbench/{name}" for name in json.loads(stdout)} == set(NAMES)
 
 
 def test_a_bundled_model_brings_its_task(run):
-    code, stdout, _ = run("--model", "patchbench/ar-mamba", "--n", 8, "--json")
+    code, stdout, _ = run("evaluate", "--model", "patchbench/ar-mamba", "--n", 8, "--json")
     assert code == 0
     assert json.loads(stdout)["task"]["name"] == "ar/mini"
 
@@ -126,7 +109,7 @@ def test_a_bundled_model_brings_its_task(run):
     ],
 )
 def test_mistakes_are_one_line(run, arguments, words):
-    code, stdout, stderr = run(*arguments)
+    code, stdout, stderr = run("evaluate", *arguments)
     assert (code, stdout) == (2, "")
     assert words in stderr
     assert len(stderr.splitlines()) == 1

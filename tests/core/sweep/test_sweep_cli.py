@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from patchbench import cli
 from tests.core.sweep.tiny_sweep import content
 
 
@@ -22,21 +21,6 @@ def tiny(**training):
 
 
 TINY = tiny()
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchbench", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def test_recipes_are_listed(run):

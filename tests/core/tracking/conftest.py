@@ -1,11 +1,8 @@
-"""A place without a login and without variables of W&B, and the command line in this process."""
+"""A place without a login and without variables of W&B."""
 
 import os
-import sys
 
 import pytest
-
-from patchbench import cli
 
 
 @pytest.fixture(autouse=True)
@@ -19,18 +16,3 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     wandb.teardown()
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchbench", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return call
