@@ -188,6 +188,7 @@ class Renderer:
             candidates=examples.candidates.with_values(words(examples.candidates.values)),
             corruptions={name: corrupted(twin) for name, twin in examples.corruptions.items()},
             metadata={**examples.metadata, "distance": np.abs(roles["value"] - roles["key"])},
+            labels=None,  # a prompt ends with the answer, which alone is to be learnt
         )
 
     def _front(self, examples: Examples, layout: Layout) -> Ragged:

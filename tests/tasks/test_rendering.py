@@ -98,6 +98,19 @@ def check_by_search(task, renderer, tokenizer, make, symbolic, rendered):
     assert rendered["labels"] == labels
 
 
+@pytest.mark.parametrize("name", ["mqar/tiny", "induction/tiny", "ar/tiny"])
+def test_fresh_prompts_have_labels_of_their_own(name):
+    """Of a document with many queries too, of which a prompt has one."""
+    renderer = renderer_of(load_task(name), tiny_tokenizer("byte_bpe"))
+    examples, _ = next(renderer.chunks("train"))
+    table = examples.select(np.arange(len(examples)) < ROWS).to_arrow()
+    assert table.num_rows == ROWS
+    for row in table.to_pylist():
+        assert len(row["labels"]) == len(row["input_ids"])
+        assert row["labels"][:-1] == [-100] * (len(row["input_ids"]) - 1)
+        assert row["labels"][-1] == row["answer"] == row["input_ids"][-1]
+
+
 def answers(renderer):
     return [(symbol, renderer._token_of[symbol]) for symbol in renderer.words]
 
