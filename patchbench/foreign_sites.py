@@ -77,7 +77,8 @@ def as_expression(
         positions: one for each representation, or one for all; pyvene's config has none.
 
     Raises:
-        UserError: a place that the map does not have, or another number of positions.
+        UserError: a place that the map does not have, what is no exchange of whole positions or
+            heads, or another number of positions.
     """
     places = list(config.representations)
     if len(positions) not in (1, len(places)):
@@ -88,10 +89,12 @@ def as_expression(
         f"{point.path}.{point.io}": (layer, name)
         for (layer, name), point in reversed(list(hook_map.points.items()))
     }
+    kinds = config.intervention_types
+    kinds = kinds if isinstance(kinds, list) else [kinds] * len(places)
+    positions = list(positions) * (len(places) // len(positions))
     found = []
-    for place, position in zip(
-        places, list(positions) * (len(places) // len(positions)), strict=True
-    ):
+    for place, kind, position in zip(places, kinds, positions, strict=True):
+        head = _head(place, kind)
         # pyvene counts in brackets, PyTorch with a dot.
         path = re.sub(r"\[(\d+)\]", r".\1", str(place.component))
         layer, component = by_path.get(path, (place.layer, PYVENE.get(path)))
@@ -100,5 +103,31 @@ def as_expression(
                 f"pyvene's component {place.component!r} in layer {place.layer} is no site here",
                 near_names(path, [*PYVENE, *by_path]),
             )
-        found.append(f"{'' if layer is None else f'L{layer}.'}{component}@{position}")
+        found.append(f"{'' if layer is None else f'L{layer}.'}{component}{head}@{position}")
     return " & ".join(found)
+
+
+def _head(place: "pv.RepresentationConfig", kind: type) -> str:
+    """Return "[3]" for an exchange of head 3, "" for one of whole positions.
+
+    Raises:
+        UserError: it is neither.
+    """
+    import pyvene as pv
+
+    from patchbench.engines.safe_intervenable import HeadSwap
+
+    if isinstance(place.intervention, HeadSwap):
+        return f"[{place.intervention.head}]"
+    # A part, or something else than the source's activation, would be other numbers.
+    if kind is not pv.VanillaIntervention:
+        raise UserError(
+            f"pyvene's {getattr(kind, '__name__', kind)} is no interchange of activations",
+            "take VanillaIntervention",
+        )
+    if place.unit != "pos" or place.subspace_partition or place.source_representation is not None:
+        raise UserError(
+            f"pyvene's {place.component!r} in unit {place.unit!r} is no whole position",
+            "take unit 'pos' without a partition; heads are named as in L0.head_output[1]@value",
+        )
+    return ""

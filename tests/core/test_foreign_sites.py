@@ -66,6 +66,7 @@ def test_hooks_without_a_component(text, message):
         ["L1.block_input@value"],
         ["L0.mixer_output@key", "L2.mlp_output@query"],
         ["embed@key"],
+        ["L1.head_output[2]@value", "L1.head_output@key"],
     ],
     ids=" & ".join,
 )
@@ -94,6 +95,31 @@ def test_a_config_of_their_own():
     unknown = pv.IntervenableConfig([{"layer": 9, "component": "block_output"}])
     with pytest.raises(pb.UserError, match="'block_output' in layer 9 is no site here"):
         as_expression(unknown, hook_map, ["value"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"intervention_type": pv.ZeroIntervention}, "ZeroIntervention is no interchange"),
+        ({"intervention": pv.AdditionIntervention(embed_dim=8)}, "AdditionIntervention is no"),
+        ({"unit": "h.pos"}, "unit 'h.pos' is no whole position"),
+        ({"subspace_partition": [[0, 4], [4, 8]]}, "is no whole position"),
+    ],
+    ids=["zero", "addition", "heads", "part"],
+)
+def test_what_is_no_interchange_of_whole_positions_is_refused(change, message):
+    hook_map = hook_map_for(tiny("gpt2"))
+    config = pv.IntervenableConfig([{"layer": 1, "component": "block_output", **change}])
+    with pytest.raises(pb.UserError, match=message):
+        as_expression(config, hook_map, ["value"])
+
+
+def test_one_type_for_all_is_looked_at_too():
+    hook_map = hook_map_for(tiny("gpt2"))
+    places = [{"layer": 1, "component": "block_output"}]
+    config = pv.IntervenableConfig(places, intervention_types=pv.ZeroIntervention)
+    with pytest.raises(pb.UserError, match="ZeroIntervention is no interchange"):
+        as_expression(config, hook_map, ["value"])
 
 
 def test_an_evaluation_takes_both():
