@@ -40,7 +40,8 @@ def circuit(
 
     Args:
         result: with a site for every head, every MLP and the embedding.
-        config: the model's, for the numbers of heads and features.
+        config: the model's, for the numbers of heads and features. Where it has no number of heads
+            the heads are those that were measured.
         corruption: which of the measured ones.
         direction: which of the measured ones.
         parallel: whether the MLP of a block reads what its attention reads.
@@ -49,8 +50,12 @@ def circuit(
         UserError: a node was not measured, or the Result is below the gate.
     """
     layers = int(result.provenance["model"]["num_layers"])
-    heads = int(config.num_attention_heads)
     scores = _scores(result, corruption, direction)
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None:
+        heads = 1 + max(
+            (head for head in result.rows["head"].to_pylist() if head is not None), default=0
+        )
     names = ["input", *(f"a{la}.h{h}" for la in range(layers) for h in range(heads))]
     names += [f"m{layer}" for layer in range(layers)]
     if missing := [name for name in names if name not in scores]:

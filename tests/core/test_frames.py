@@ -105,6 +105,15 @@ def test_the_graph_of_the_circuit_track(tmp_path):
     assert "m1->a1.h0<q>" not in graph["edges"]
 
 
+def test_the_graph_of_a_bundled_model_with_its_own_config():
+    config = pb.load_model("patchbench/ar-attention").model.config
+    graph = circuit(mib_result(), config)
+    assert graph["cfg"] == {
+        "n_layers": 2, "n_heads": 1, "parallel_attn_mlp": False, "d_model": 64
+    }  # fmt: skip
+    assert [name for name in graph["nodes"] if name.startswith("a")] == ["a0.h0", "a1.h0"]
+
+
 def test_a_graph_with_a_node_missing_is_refused(result):
     with pytest.raises(pb.UserError, match="nodes of the circuit have no score, among them input"):
         circuit(result, CONFIG)
