@@ -20,6 +20,7 @@ from typing import Any
 
 from patchbench.adapters.bundled import find_bundled
 from patchbench.adapters.gguf_files import calm_gguf, find_gguf, local_path
+from patchbench.adapters.trust import check_shards
 from patchbench.common import UserError
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -248,6 +249,7 @@ def _folder(name: str, path: Path) -> Source:
             f"{name} has no weights",
             "model.safetensors or pytorch_model.bin is needed beside config.json",
         )
+    check_shards(path)
     if content.get("is_encoder_decoder"):
         raise UserError(
             f"{name} is an encoder-decoder model ({content.get('model_type')})",

@@ -30,6 +30,7 @@ from patchbench.adapters.hook_map import HookMap, hook_map_for
 from patchbench.adapters.placing import check_device_map, device_of, dtype_of, moved, told_places
 from patchbench.adapters.state_spaces import read_original
 from patchbench.adapters.tokenizer_fit import check_same_ids, plain_text_notes
+from patchbench.adapters.trust import without_kernels
 from patchbench.adapters.twins import instrument
 from patchbench.adapters.vocabulary import cut_padding
 from patchbench.common import UserError
@@ -219,7 +220,7 @@ def _load_weights(
     from patchbench.adapters.model import register_auto_classes
 
     register_auto_classes()
-    config = source.config()
+    config = without_kernels(source.name, source.config(), trusted=trust_remote_code)
     original = read_original(source.name, config)
     if not (trust_remote_code and "auto_map" in config):
         require_fla(source.name, config, device)

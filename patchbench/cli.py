@@ -35,7 +35,7 @@ from patchbench.cli_selftest import selftest
 from patchbench.cli_sweep import recipes, sweep
 from patchbench.cli_tracking import log
 from patchbench.cli_train import train
-from patchbench.common import ControlError, UserError
+from patchbench.common import ControlError, UserError, printable
 from patchbench.common.files import check_writable
 
 INTERRUPTED = 130
@@ -209,5 +209,5 @@ def _unwritable(error: OSError) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"patchbench: {' '.join(message.split())}", err=True)
+    typer.echo(f"patchbench: {printable(' '.join(message.split()))}", err=True)
     return code

@@ -44,7 +44,7 @@ from patchbench.cli_tracking import (
     send,
     tracking_of,
 )
-from patchbench.common import UserError
+from patchbench.common import UserError, printable
 from patchbench.common.files import check_writable
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _print_plan(plan: "Plan", *, as_json: bool, quiet: bool) -> None:
         f"about {plan.seconds:.1f} s"
     )
     for note in () if quiet else plan.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(f"note: {printable(note)}")
 
 
 @contextmanager

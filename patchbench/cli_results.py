@@ -22,7 +22,7 @@ from patchbench.cli_tracking import (
     send,
     tracking_of,
 )
-from patchbench.common import UserError
+from patchbench.common import UserError, printable
 from patchbench.common.files import explained
 
 Html = Annotated[
@@ -118,7 +118,7 @@ def compare(
         shown.print_compared(comparison)
     if as_csv or as_latex:
         for warning in comparison.warnings:
-            typer.echo(f"warning: {warning}", err=True)
+            typer.echo(f"warning: {printable(warning)}", err=True)
     if html is not None:
         shown.write_comparison_page(comparison, results, html)
         typer.echo(f"written: {html}", err=as_json or as_csv or as_latex)
@@ -167,7 +167,7 @@ def leaderboard(
 
     board = collect(folders, corruption=corruption, positions=names(positions), layer=layer)
     for warning in board.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(f"warning: {printable(warning)}", err=True)
     if as_json:
         typer.echo(json.dumps(board.to_json(), indent=2))
     elif out is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchbench.cli_options import names
-from patchbench.common import UserError
+from patchbench.common import UserError, printable
 
 if TYPE_CHECKING:
     from patchbench.comparing import Comparison
@@ -99,7 +99,7 @@ def send(
 
     lines = log_results(results, tracking, folders=folders, comparison=comparison, group=group)
     for line in lines:
-        typer.echo(line, err=True)
+        typer.echo(printable(line), err=True)
 
 
 def log(

@@ -11,7 +11,11 @@ The command line prints it as one line and exits with 2; in a library it is a `V
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# What a terminal acts on, in a name that came with a checkpoint for example.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(ValueError):
@@ -38,3 +42,8 @@ def near_names(name: str, known: Iterable[str], limit: int = 12) -> str:
         return "did you mean " + " or ".join(repr(n) for n in near) + "?"
     shown = ", ".join(names[:limit])
     return f"known: {shown}" + (", …" if len(names) > limit else "") if names else "none is known"
+
+
+def printable(text: str) -> str:
+    """Return `text` without the characters that a terminal would act on; lines and tabs stay."""
+    return _CONTROLS.sub("", text)

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from patchbench.common import atomic_write
 from patchbench.comparing import ACCURACY
-from patchbench.report.terminal import MOST_COLUMNS, cell, make_console
+from patchbench.report.console import make_console
+from patchbench.report.terminal import MOST_COLUMNS, cell
 
 if TYPE_CHECKING:
     import pandas as pd

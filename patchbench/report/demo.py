@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from patchbench.report.terminal import MOST_COLUMNS, cell, make_console
+from patchbench.report.console import make_console
+from patchbench.report.terminal import MOST_COLUMNS, cell
 from patchbench.report.verdict import print_verdicts
 from patchbench.statistics import Estimate
 

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from patchbench.common import atomic_write
-from patchbench.report.terminal import cell, make_console
+from patchbench.report.console import make_console
+from patchbench.report.terminal import cell
 
 if TYPE_CHECKING:
     from patchbench.leaderboard import Leaderboard

@@ -13,7 +13,8 @@ import rich.box
 from rich.markup import escape
 from rich.table import Table
 
-from patchbench.report.terminal import make_console, print_grid
+from patchbench.report.console import make_console
+from patchbench.report.terminal import print_grid
 from patchbench.report.verdict import print_found
 from patchbench.sites import Position, grid_site
 from patchbench.statistics import Estimate

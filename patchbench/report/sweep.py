@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from patchbench.report.terminal import make_console
+from patchbench.report.console import make_console
 from patchbench.sweeping.monitor import FAILED, FINISHED, RUNNING, WAITING
 
 if TYPE_CHECKING:

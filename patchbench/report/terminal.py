@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from patchbench.report.beside import print_beside
+from patchbench.report.console import make_console
 from patchbench.report.verdict import print_found, print_metrics, print_strata, print_verdict
 from patchbench.sites import Site, grid_site
 from patchbench.statistics import Estimate
@@ -39,16 +40,8 @@ if TYPE_CHECKING:
     from patchbench.adapters import LoadedModel
     from patchbench.results import Result
 
-WIDTH = 80
 # Columns of "0.98 ±0.03" beside the layer that fit into WIDTH.
 MOST_COLUMNS = 5
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a console of at most `WIDTH` columns."""
-    console = Console(stderr=stderr, highlight=False)
-    console.width = min(console.width, WIDTH)
-    return console
 
 
 class _Rate(ProgressColumn):

@@ -15,7 +15,8 @@ import rich.box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from patchbench.report.terminal import make_console, print_result, show_interval
+from patchbench.report.console import make_console
+from patchbench.report.terminal import print_result, show_interval
 from patchbench.training.config import shown_rate
 
 if TYPE_CHECKING:

@@ -136,6 +136,8 @@ def read_sweep(path: str | Path) -> SweepFolder:
         if content["schema"] != SCHEMA or content["version"] != VERSION:
             raise UserError(f"{file} is of another version of patchbench", "choose another --out")
         runs = {name: RunConfig.from_json(run) for name, run in content["runs"].items()}
+        if any(name != run.name for name, run in runs.items()):  # a name is a folder's
+            raise ValueError("a run has two names")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise

@@ -12,7 +12,8 @@ the predictions of the answers alone. Between evaluations a step does nothing bu
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from transformers.trainer_utils import SchedulerType
 
 from patchbench.adapters.checkpoints import quiet_transformers
+from patchbench.common import UserError
 from patchbench.common.files import explained
 from patchbench.common.random_state import random_state_kept
 from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, step_of
@@ -201,6 +203,18 @@ class AnswerTrainer(Trainer):
             except (SafetensorError, RuntimeError) as error:  # theirs for a full disk
                 raise OSError(str(error)) from error
 
+    def _load_from_checkpoint(self, *arguments: Any, **further: Any) -> None:
+        with _readable(arguments[0]):
+            super()._load_from_checkpoint(*arguments, **further)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _readable(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _readable(checkpoint):
+            super()._load_rng_state(checkpoint)
+
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         # Nobody logs it; the general method computes it in every step.
         return grad_norm
@@ -242,10 +256,12 @@ def _arguments(
 
 def _ended(checkpoint: Path, rate: float, config: TrainConfig) -> Fit | None:
     """Return the outcome of the run if it ended with `checkpoint`."""
-    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    history = logged(state)
+    with _readable(checkpoint):
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        history = logged(state)
+        is_solved = solved(history[-1], config)
     stopped = None
-    if solved(history[-1], config):
+    if is_solved:
         accuracy = history[-1]["dev_accuracy"]
         stopped = (
             f"dev accuracy {accuracy:.3f} reached {config.stop_at} at step {state.global_step}"
@@ -260,3 +276,20 @@ def _ended(checkpoint: Path, rate: float, config: TrainConfig) -> Fit | None:
         history=history,
         checkpoint=checkpoint,
     )
+
+
+@contextmanager
+def _readable(checkpoint: Path | str | None) -> Iterator[None]:
+    """Turn what the libraries say of a checkpoint into a `UserError`.
+
+    Its seal fits, so that no crash left it: somebody made or changed it. Pickles that hold more
+    than tensors are refused by PyTorch.
+    """
+    try:
+        yield
+    except Exception as error:  # of PyTorch, safetensors or transformers, by version
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(
+            f"{checkpoint} cannot be gone on with ({type(error).__name__}: {reason})",
+            "it is not what a training left: remove it to go on from the one before",
+        ) from error
