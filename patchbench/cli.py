@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import patchbench
+from patchbench.cli_doctor import doctor
 from patchbench.cli_evaluate import evaluate
 from patchbench.cli_options import (
     Device,
@@ -65,6 +66,7 @@ app.command()(pool)
 app.command()(leaderboard)
 app.command()(log)
 app.command()(selftest)
+app.command()(doctor)
 app.add_typer(tasks_app, name="tasks", invoke_without_command=True)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_distributions import install
+
 PACKAGE = Path(__file__).parent / "plugin_package"
 PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -66,19 +68,6 @@ BROKEN = {
 }
 
 
-def describe(site: Path, name: str, points: dict[str, dict[str, str]]) -> None:
-    """Write what an installer writes of a distribution."""
-    info = site / f"{name}-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-    lines = [
-        line
-        for group, targets in points.items()
-        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in targets.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-
-
 def run(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(site), str(PACKAGE / "src"), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
@@ -91,10 +80,10 @@ def run(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def site(tmp_path_factory):
     """A folder with the package, as if it were installed, and one that is nothing but broken."""
     site = tmp_path_factory.mktemp("site")
-    describe(site, "plugged", PROJECT["entry-points"])
+    install(site, "plugged", points=PROJECT["entry-points"])
     for number, (name, (group, source, _)) in enumerate(BROKEN.items()):
         (site / f"bad{number}.py").write_text(source)
-        describe(site, f"bad{number}", {f"patchbench.{group}": {name: f"bad{number}:thing"}})
+        install(site, f"bad{number}", points={f"patchbench.{group}": {name: f"bad{number}:thing"}})
     return site
 
 

@@ -44,6 +44,7 @@ class Registry(Generic[T]):
         self._group = entry_points
         self._targets: dict[str, T | str] = {}
         self._scanned = entry_points is None
+        self._plugins: list[tuple[EntryPoint, str | None]] = []
 
     def add(self, name: str, target: T | str) -> None:
         """Register `target` (an object, or "module:attribute" to import on first use).
@@ -73,6 +74,7 @@ class Registry(Generic[T]):
                 reason = self._add_plugin(point)
             except (Exception, SystemExit) as error:  # whatever a module does while it is imported
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._plugins.append((point, reason))
             if reason is not None:
                 warnings.warn(
                     f"plugin {point.value!r} ({self.kind} {point.name!r}) is skipped: {reason}",
@@ -90,6 +92,11 @@ class Registry(Generic[T]):
         if self._targets.setdefault(point.name, target) is not target:
             return "the name is taken"
         return None
+
+    def plugins(self) -> list[tuple[EntryPoint, str | None]]:
+        """Return the entry points of other packages, each with why it is skipped, or None."""
+        self._scan()
+        return list(self._plugins)
 
     def __getitem__(self, name: str) -> T:
         self._scan()

@@ -66,6 +66,9 @@ def test_a_broken_plugin_warns_and_the_others_are_there(plugins):
     ):
         assert list(things) == ["own", "theirs"]
     assert (things["theirs"], things["own"]) == (3, 1)
+    found = {point.name: reason for point, reason in things.plugins()}
+    assert (found["theirs"], found["own"]) == (None, "the name is taken")
+    assert found["broken"].startswith("ImportError: no module")
 
 
 def stops():
