@@ -30,6 +30,7 @@ from patchbench.cli_options import (
     Trust,
     calm_libraries,
     overrides_of,
+    task_names,
 )
 from patchbench.cli_results import compare, leaderboard, pool, show
 from patchbench.cli_selftest import selftest
@@ -91,7 +92,9 @@ def _tasks(context: typer.Context, as_json: Json = False) -> None:
 
 @tasks_app.command("export")
 def _export(
-    name: Annotated[str, typer.Argument(help="Task, for example atr/easy.")],
+    name: Annotated[
+        str, typer.Argument(autocompletion=task_names, help="Task, for example atr/easy.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for parquet files and a card.")
     ] = None,

@@ -32,6 +32,7 @@ from patchbench.cli_options import (
     names,
     overrides_of,
     set_threads,
+    task_names,
 )
 from patchbench.cli_tracking import (
     Track,
@@ -66,7 +67,10 @@ def evaluate(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task", "-t", help="Task: see `patchbench tasks`.  [default: a bundled model's own]"
+            "--task",
+            "-t",
+            autocompletion=task_names,
+            help="Task: see `patchbench tasks`.  [default: a bundled model's own]",
         ),
     ] = None,
     overrides: Overrides = None,

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,15 @@ _LIKE = {"--set": "num_pairs=4", "--option": "d_conv=2", "--train": "steps=2000"
 # What a task has besides its settings.
 _TASK_OPTIONS = {"name": "give --task", "seed": "give --seed"}
 
+
+def task_names(incomplete: str) -> list[str]:
+    """Return the tasks whose names begin so, for the shell's completion."""
+    from patchbench.tasks import list_tasks
+
+    with warnings.catch_warnings(action="ignore"):  # of broken plugins, in the middle of a line
+        return [info.name for info in list_tasks() if info.name.startswith(incomplete)]
+
+
 Model = Annotated[
     str,
     typer.Option("--model", "-m", help="Hub id, folder or .gguf file of a causal language model."),
@@ -36,6 +46,10 @@ DeviceMap = Annotated[
         help="Instead of --device, let accelerate spread the model: auto, balanced, "
         "balanced_low_0 or sequential."
     ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", "-t", autocompletion=task_names, help="Task: see `patchbench tasks`."),
 ]
 Tokenizer = Annotated[
     str | None, typer.Option(help="Hub id or folder, where the model brings none.")

@@ -17,6 +17,7 @@ import typer
 import patchbench
 from patchbench.cli_options import (
     Interrupted,
+    Task,
     Template,
     Tokenizer,
     calm_libraries,
@@ -52,9 +53,7 @@ def train(
         str | None,
         typer.Option("--arch", "-a", help="Architecture, or several by comma; list shows them."),
     ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", "-t", help="Task: see `patchbench tasks`.")
-    ] = None,
+    task: Task = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the model and its Result.")
     ] = None,
