@@ -86,7 +86,7 @@ def wrap(network: nn.Module, hook_map: HookMap | None) -> tuple[WrappedLM, HookM
     if hook_map is None:
         raise UserError(
             f"{name} is an nn.Module whose components nobody knows",
-            "pass hook_map=HookMap(…), or a transformers PreTrainedModel",
+            "take load_model(network, hook_map=HookMap(…)), or a transformers PreTrainedModel",
         )
     points = {
         place: replace(point, path=_PREFIX + point.path) for place, point in hook_map.points.items()
@@ -97,7 +97,7 @@ def wrap(network: nn.Module, hook_map: HookMap | None) -> tuple[WrappedLM, HookM
     config = WrappedConfig(vocab_size=int(weight.shape[0]), hidden_size=int(weight.shape[1]))
     config.name_or_path = name
     wrapped = WrappedLM(config, network, moved)
-    wrapped.train(network.training)
+    wrapped.training = network.training  # not `train`, which would change the network's parts
     return wrapped, moved
 
 

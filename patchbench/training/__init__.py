@@ -32,7 +32,7 @@ from patchbench.training.folder import BEFORE, OF_FINISHED, RESULT, TrainFolder
 from patchbench.training.job import Job, read_before
 from patchbench.training.loggers import ready_loggers
 from patchbench.training.lora import check_peft
-from patchbench.training.models import ModelSpec, without_tokenizer
+from patchbench.training.models import ModelSpec, check_readable, without_tokenizer
 from patchbench.training.processes import (
     from_main,
     is_main_process,
@@ -166,6 +166,7 @@ def train(
         loaded, pretrained = model.load(task, config.seed), model.init_from is not None
     else:
         loaded, pretrained = model, True
+    check_readable(loaded.model)
     if pretrained and config.dynamics_every is None:
         config = replace(config, dynamics_every=0)  # hours of a model with many layers
     renderer = renderer_of(loaded, task, template=config.template)

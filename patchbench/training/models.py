@@ -150,6 +150,18 @@ def without_tokenizer(model: "PreTrainedModel") -> "LoadedModel":
     return LoadedModel(model=model, tokenizer=None, hook_map=hook_map_for(model), name=name)
 
 
+def check_readable(model: "PreTrainedModel") -> None:
+    """Raise `UserError` for a model whose folder nobody could read, before it is trained."""
+    from transformers import CONFIG_MAPPING
+
+    if (kind := model.config.model_type) not in CONFIG_MAPPING:
+        raise UserError(
+            f"a folder with a model of type {kind!r} cannot be read again",
+            "register the type with transformers' AutoConfig and AutoModelForCausalLM, or train "
+            "in a loop of your own with MechanisticCallback",
+        )
+
+
 def check_fit(loaded: "LoadedModel", task: "Task", longest: int) -> list[str]:
     """Return notes on a model that can learn a task's own token ids; otherwise raise.
 

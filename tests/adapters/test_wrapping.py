@@ -8,6 +8,7 @@ import patchbench as pb
 from patchbench.adapters import HookMap, HookPoint
 from patchbench.effects import select
 from patchbench.engines import ENGINES
+from patchbench.training import train
 
 
 class Plain(nn.Module):
@@ -102,13 +103,21 @@ def test_every_engine_gives_what_raw_hooks_give(task, engine, give):
 
 def test_the_module_keeps_its_mode_and_its_weights_are_not_copied(task):
     model = lively(task).train()
+    model.cells[0].eval()  # as one freezes a part
     loaded = pb.load_model(model, hook_map=plain_map())
     assert loaded.model.get_input_embeddings() is model.table
     assert loaded.model.get_output_embeddings() is model.out
     assert loaded.name == "Plain"
     assert loaded.vocab_size == task.vocab_size
     pb.evaluate(loaded, task, n=2, positions=["key"])
-    assert model.training
+    assert [m.training for m in (model, *model.cells)] == [True, False, True]
+
+
+def test_it_is_not_trained_where_nobody_could_read_it_again(task, tmp_path):
+    loaded = pb.load_model(lively(task), hook_map=plain_map())
+    with pytest.raises(pb.UserError, match="type 'wrapped' cannot be read again"):
+        train(loaded, task, out=tmp_path / "out", steps=2)
+    assert not (tmp_path / "out").exists()
 
 
 class Odd(Plain):
@@ -119,7 +128,7 @@ class Odd(Plain):
 @pytest.mark.parametrize(
     ("make", "hook_map", "message"),
     [
-        (Plain, None, "components nobody knows: pass hook_map"),
+        (Plain, None, "components nobody knows: take load_model"),
         (Odd, plain_map(), r"Odd returns \(.*\) for \(.*\) ids: return logits"),
     ],
     ids=["no map", "no logits over time"],
