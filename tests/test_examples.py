@@ -157,6 +157,18 @@ def test_pretrained_transformer_vs_mamba(tmp_path, monkeypatch, capsys):
     assert "the runs differ in task: ar, ar/mini" in printed
 
 
+def test_training_dynamics_shows_the_association_appear(capsys):
+    results = load("training_dynamics").main(every=100)
+    accuracies = [result.accuracy.value for result in results.values()]
+    assert accuracies[0] < 0.3
+    assert accuracies[-1] > 0.9
+    first, *_, last = capsys.readouterr().out.splitlines()[-5:]
+    assert "value" not in first  # below the gate
+    value = results[500].attrib("L1.block_input@value").value
+    assert value > 0.9
+    assert f"value {value:.2f}  query" in last
+
+
 def test_wandb_dashboard(tmp_path, monkeypatch, capsys):
     """It stays offline whatever W&B's variables say, and needs no login."""
     wandb = pytest.importorskip("wandb")
