@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from patchbench.common import UserError
 from patchbench.statistics import Estimate
 from patchbench.sweeping import LocalExecutor, sweep
 from tests.core.sweep.tiny_sweep import run, sweep_of
@@ -133,6 +134,17 @@ def test_collected_again_replaces_a_run_and_keeps_the_others(scripts, swept, tmp
     assert {path.name for path in (place / "runs").iterdir()} == names
     assert set(json.loads((place / "sweep.json").read_text())["runs"]) == names
     assert not stale.exists()
+
+
+def test_two_widths_of_a_variant_do_not_pass_for_one(scripts, swept, tmp_path):
+    scripts.collect.main(swept, recipe="paper_ar", scale="mini", to=tmp_path)
+    place = tmp_path / "mini" / "paper_ar"
+    listing = json.loads((place / "sweep.json").read_text())
+    listing["runs"]["mamba-w64-s1"]["group"] = "mamba-w256"
+    (place / "sweep.json").write_text(json.dumps(listing))
+    [(recipe, folder)] = scripts.page.sweeps(tmp_path / "mini").items()
+    with pytest.raises(UserError, match="several widths"):
+        scripts.page.pools_of(recipe, folder)
 
 
 def test_one_seed_is_shown_as_one(scripts, swept, tmp_path):

@@ -18,6 +18,7 @@ from measures import SIGNS, Alone, Claim, Pools
 from pictures import draw
 from remarks import REMARKS
 
+from patchbench.common import UserError
 from patchbench.pooling import Pooled, pool
 from patchbench.report.comparison_figures import accuracy_scatter, mechanism_triangle
 from patchbench.report.pooled import agreement
@@ -71,6 +72,8 @@ def pools_of(recipe: str, folder: SweepFolder) -> dict[tuple[str, str], Pooled |
     groups: dict[str, dict[str, Result]] = {}
     for run in folder.runs.values():
         groups.setdefault(run.group, {})[run.name] = folder.result(run.name)
+    if len({_WIDTH.sub("", group) for group in groups}) < len(groups):
+        raise UserError(f"{recipe} has a variant at several widths", "collect those of one width")
     return {
         (recipe, _WIDTH.sub("", group)): pool(results)
         if len(results) > 1
