@@ -7,6 +7,10 @@ values: only their order tells which. A causal convolution maps a sequence and i
 different things; what it helps with (`inverse_match/forward`: the entry that *is* the query) it
 hinders with here. The difference between the two variants, on the same lists, is the probe.
 
+The corruption `key` replaces one token of the asked entry, of which the nearest in the list is then
+still that one: a model that matches loosely answers as before, and is below the gate for it. With
+`swap` no way of matching leads to the clean answer.
+
 The query's last token is the sequence's first, in the role `key`; the value comes after the
 sequence, at `key+length`.
 
