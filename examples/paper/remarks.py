@@ -18,5 +18,9 @@ REMARKS: Mapping[str, tuple[str, ...]] = {
         "value), and gets two verdicts: its convolution brings the key to the value itself (seeds "
         "0 and 1) or to the token after (seed 2). Only the second shows with the key corrupted "
         "that key and value are bound there; rows with the value corrupted would tell for both.",
+        "Mamba without its convolution is on its way to treecall by induction, and 5,000 steps of "
+        "the mini preset end before it is there: the dynamics show how Attrib moves from the key "
+        "to the value (seed 2: from 0.00 to 0.65 at the value, seeds 0 and 1: to 0.21 and 0.31) "
+        "while accuracy still rises. The paper trains for 100,032.",
     ),
 }
