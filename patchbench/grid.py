@@ -22,6 +22,8 @@ from patchbench.sites import Site, grid_site
 from patchbench.statistics import Estimate, interval, ratio_draws
 
 HALF = 0.5
+# Offsets from the value at which a convolution of width 4, the usual one, reaches it and its key.
+CONVOLVED = (0, 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,9 +148,8 @@ def unseen_convolutions(grid: Grid, model: Mapping[str, Any]) -> str:
     }
     if not offsets:
         return "its short convolutions were not looked at"
-    if missing := {0, 1} - offsets:
-        name = "value+1" if min(missing) else "value"
-        return f"its short convolutions were not looked at @{name}"
+    if missing := sorted(set(CONVOLVED) - offsets):
+        return f"its short convolutions were not looked at @value{missing[0]:+d}".removesuffix("+0")
     return ""
 
 

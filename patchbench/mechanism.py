@@ -29,7 +29,7 @@ the very token that is fetched; that it carries the effect shows no association,
 of its arrival is given.
 
 The two kinds of retrieval and `distributed` say that nothing binds before, and are not given to a
-model whose short convolutions were not looked at, at the value and behind it.
+model whose short convolutions were not looked at, at the value and two tokens behind it.
 """
 
 from collections.abc import Mapping, Sequence

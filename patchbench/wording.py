@@ -8,7 +8,7 @@ Use:
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchbench.grid import place, unseen_convolutions
+from patchbench.grid import CONVOLVED, place, unseen_convolutions
 from patchbench.sites import Site
 from patchbench.statistics import Estimate
 
@@ -22,6 +22,11 @@ METRICS = {
     "logit": "the answer's logit",
     "logit_diff": "the logit difference",
 }
+# What has to be looked at before a short convolution is ruled out: see `patchbench.grid`.
+_LOOK = (
+    "--components block_input,conv_output "
+    f"--positions key,{','.join(f'value{offset:+d}' for offset in CONVOLVED)},query"
+).replace("+0", "")
 
 
 def below_the_gate(run: Mapping[str, Any]) -> str:
@@ -59,7 +64,8 @@ def sentence(
     unseen = unseen_convolutions(grid, model)
     unseen = f"; {unseen}" if unseen and unseen not in why else ""
     if verdict.label is None:
-        return f"No mechanism is told from the others: {why}{tail}{unseen}."
+        look = f"; {_LOOK} looks at them" if "convolutions" in why + unseen else ""
+        return f"No mechanism is told from the others: {why}{tail}{unseen}{look}."
     text = {
         "induction": _induction,
         "conv-bound induction": _conv_bound,

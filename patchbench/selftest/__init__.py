@@ -107,7 +107,7 @@ def run(
             n=n,
             corruptions=("key", "value"),
             components=("block_input", "conv_output") if convolves else ("block_input",),
-            positions=("key", "value", "value+1", "query"),
+            positions=("key", "value", "value+1", "value+2", "query"),
             selfcheck=False,
         )
         yield Outcome(

@@ -144,7 +144,9 @@ def test_below_the_gate_no_mechanism_is_named(settings, label, says):
 
 
 FETCHED = entering(1, key=0, value=0, query=1)
+AT_KEY = entering(1, key=1, value=0, query=0)
 BOTH = {CONV: 0.0, CONV + "+1": 0.0}
+ALL = BOTH | {CONV + "+2": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -153,14 +155,17 @@ BOTH = {CONV: 0.0, CONV + "+1": 0.0}
         (FETCHED, None, "not looked at, and may bind the pair ("),
         (FETCHED | {CONV: 0.0}, None, "not looked at @value+1, and may"),
         (FETCHED | {CONV + "+1": 0.0}, None, "not looked at @value, and may"),
+        # What a convolution of width 4 binds two tokens behind the value, right behind the key.
+        (AT_KEY | BOTH, None, "not looked at @value+2, and may"),
         (
             FETCHED | {"L0.conv_output@query": 0.0},
             None,
             "not looked at, and may bind the pair (",
         ),
-        (FETCHED | BOTH, "direct retrieval, early", ""),
+        (FETCHED | ALL, "direct retrieval, early", ""),
+        (AT_KEY | ALL, "direct retrieval, late", ""),
         (CASES["distributed"][0], None, "not looked at, and may bind the pair ("),
-        (CASES["distributed"][0] | BOTH, "distributed", ""),
+        (CASES["distributed"][0] | ALL, "distributed", ""),
         # What is seen to be stored is stored, whatever else binds.
         (CASES["stored at the value"][0], "induction", "; its short convolutions were not"),
     ],
@@ -170,6 +175,11 @@ def test_a_short_convolution_that_was_not_looked_at_may_bind(effects, label, say
     assert found.label == label
     assert says in found.sentence
     assert found.sentence.count("convolutions") == bool(says)
+    remedy = (
+        "; --components block_input,conv_output --positions key,value,value+1,value+2,query "
+        "looks at them."
+    )
+    assert found.sentence.endswith(remedy) == (label is None)
     assert "convolutions" not in verdict(FETCHED).sentence
 
 
