@@ -17,12 +17,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from nnsight import NNsight
-from nnsight.intervention.interleaver import OutOfOrderError
 from torch import Tensor, nn
 
 from patchbench.adapters.hook_map import HookPoint
@@ -31,6 +31,14 @@ from patchbench.common import UserError
 from patchbench.engines.heads import head_part
 from patchbench.engines.one_by_one import Budget, OneByOneEngine
 from patchbench.sites import Site
+
+try:
+    from nnsight.intervention.interleaver import OutOfOrderError
+except ImportError:  # installed against patchbench's bound, for the sake of another tool
+    raise UserError(
+        f"nnsight {version('nnsight')} is another engine than this one drives",
+        "pip install 'nnsight>=0.8', or take --engine native",
+    ) from None
 
 if TYPE_CHECKING:
     from patchbench.adapters.loading import LoadedModel

@@ -1,6 +1,9 @@
 """What is special about the nnsight engine: operations inside a forward, and what it leaves."""
 
+import importlib
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -159,6 +162,15 @@ def test_a_value_whose_second_dimension_is_not_time_is_refused():
     loaded = with_source(pb.load_model(tiny("mamba2")), "gate", "hidden_states_B_C_transpose_0")
     with pytest.raises(UserError, match="not time"):
         ENGINES["nnsight"]().run(loaded, plan("L0.gate@key"), random_batch(length=80))
+
+
+def test_an_older_nnsight_is_refused_in_one_line(monkeypatch):
+    name = "patchbench.engines.nnsight"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    empty = ModuleType("nnsight.intervention.interleaver")  # what 0.7 has there is other names
+    monkeypatch.setitem(sys.modules, empty.__name__, empty)
+    with pytest.raises(UserError, match=r"nnsight 0\S+ is another engine.*--engine native"):
+        importlib.import_module(name)
 
 
 def test_pyvene_refuses_what_only_nnsight_reaches():
