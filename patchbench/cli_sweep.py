@@ -168,7 +168,13 @@ def _sweep(
             return
         results = {outcome.name: folder.result(outcome.name)}
         folders = {outcome.name: folder.run(outcome.name) / "result"}
-        send(results, tracking, folders, group=f"{config.recipe} {folder.path.resolve().name}")
+        try:
+            send(results, tracking, folders, group=f"{config.recipe} {folder.path.resolve().name}")
+        except UserError as mistake:  # the other runs go on
+            typer.echo(
+                f"{outcome.name} is not logged ({mistake}): `patchbench log {out}` logs it later",
+                err=True,
+            )
 
     try:
         swept = run(

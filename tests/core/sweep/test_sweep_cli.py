@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from patchbench import cli_sweep
+from patchbench.common import UserError
 from tests.core.sweep.tiny_sweep import content
 
 
@@ -110,6 +112,20 @@ def test_a_mistake_is_one_line_and_code_2(run, tmp_path, change, says):
     assert len(stderr.strip().splitlines()) == 1
     assert says in stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_a_tracker_that_fails_stops_no_run(run, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise UserError("the tracker is down", "try later")
+
+    monkeypatch.setattr(cli_sweep, "tracking_of", lambda *args: object())
+    monkeypatch.setattr(cli_sweep, "send", fail)
+    out = tmp_path / "s"
+    code, _, stderr = run("sweep", *TINY, "--seeds", "0,1", "--out", out, "--quiet")
+    assert code == 0
+    for seed in (0, 1):
+        assert (out / "runs" / f"delta_net-w16-s{seed}" / "result" / "result.json").is_file()
+        assert f"s{seed} is not logged (the tracker is down: try later): `patchbench log" in stderr
 
 
 def test_an_unknown_recipe_and_no_folder(run, tmp_path):
