@@ -46,6 +46,10 @@ class Registry(Generic[T]):
         self._scanned = entry_points is None
         self._plugins: list[tuple[EntryPoint, str | None]] = []
 
+    def __repr__(self) -> str:
+        # Without other packages: to look at a registry imports nothing.
+        return f"Registry({self.kind!r}: {', '.join(sorted(self._targets))})"
+
     def add(self, name: str, target: T | str) -> None:
         """Register `target` (an object, or "module:attribute" to import on first use).
 

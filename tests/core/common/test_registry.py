@@ -60,6 +60,7 @@ def test_unknown_and_double_names():
 def test_a_broken_plugin_warns_and_the_others_are_there(plugins):
     things = Registry("thing", entry_points="patchbench.things")
     things.add("own", 1)
+    assert repr(things) == "Registry('thing': own)"
     with (
         pytest.warns(UserWarning, match="package:own.*skipped: the name is taken"),
         pytest.warns(UserWarning, match=r"package:broken.*skipped: ImportError: no module"),
