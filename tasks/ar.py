@@ -49,6 +49,9 @@ class ARConfig:
         num_values: different value tokens.
         reverse: ask for the key of a value.
         held_out: probability that an ordered (query, answer) pair is asked in test only.
+        drawn_keys: only the first so many keys occur, all when None; the tokens stay what they
+            are, so that a curriculum may begin with few.
+        drawn_values: likewise of the values.
     """
 
     num_pairs: int = 16
@@ -56,19 +59,38 @@ class ARConfig:
     num_values: int = 4096
     reverse: bool = False
     held_out: float = 0.0
+    drawn_keys: int | None = None
+    drawn_values: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least(1, num_pairs=self.num_pairs)
         check_at_least(2, num_keys=self.num_keys, num_values=self.num_values)
         check_at_most(MOST_TOKENS, num_keys=self.num_keys, num_values=self.num_values)
         check_share(held_out=self.held_out)
-        largest = min(self.num_keys, self.num_values) - 1
+        if self.drawn_keys is not None:
+            check_at_least(2, drawn_keys=self.drawn_keys)
+            check_at_most(self.num_keys, drawn_keys=self.drawn_keys)
+        if self.drawn_values is not None:
+            check_at_least(2, drawn_values=self.drawn_values)
+            check_at_most(self.num_values, drawn_values=self.drawn_values)
+        keys, values = self.keys_in_use, self.values_in_use
+        largest = min(keys, values) - 1
         if self.num_pairs > largest:
             raise UserError(
-                f"num_pairs={self.num_pairs} with {self.num_keys} keys and {self.num_values} "
+                f"num_pairs={self.num_pairs} with {keys} keys and {values} "
                 "values leaves none for a corruption",
                 f"the largest allowed is {largest}",
             )
+
+    @property
+    def keys_in_use(self) -> int:
+        """How many keys occur."""
+        return self.num_keys if self.drawn_keys is None else self.drawn_keys
+
+    @property
+    def values_in_use(self) -> int:
+        """How many values occur."""
+        return self.num_values if self.drawn_values is None else self.drawn_values
 
 
 class ARTask(Task):
@@ -93,6 +115,15 @@ class ARTask(Task):
         values = range(keys.stop, keys.stop + self.config.num_values)
         return {"special": (0, 1, 2, values.stop), "key": keys, "value": values}
 
+    @cached_property
+    def drawn(self) -> dict[str, range | tuple[int, ...]]:
+        """The kinds, less the keys and values that never occur."""
+        keys, values = self.kinds["key"], self.kinds["value"]
+        return self.kinds | {
+            "key": keys[: self.config.keys_in_use],
+            "value": values[: self.config.values_in_use],
+        }
+
     @property
     def max_length(self) -> int:
         """The length of every document."""
@@ -110,8 +141,8 @@ class ARTask(Task):
         """Draw one chunk; lists without a pair that may be asked in the split are rejected."""
         config, pairs = self.config, self.config.num_pairs
         drawn = max(1, min(_CHUNK_ROWS, _CHUNK_TOKENS // self.max_length))
-        keys = draw_distinct(rng, rows=drawn, count=pairs, size=config.num_keys)
-        values = draw_distinct(rng, rows=drawn, count=pairs, size=config.num_values)
+        keys = draw_distinct(rng, rows=drawn, count=pairs, size=config.keys_in_use)
+        values = draw_distinct(rng, rows=drawn, count=pairs, size=config.values_in_use)
         keys += self.kinds["key"][0]
         values += self.kinds["value"][0]
         asked, answered = (values, keys) if config.reverse else (keys, values)

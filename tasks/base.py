@@ -131,6 +131,11 @@ class Task(ABC):
         """Kind of token → token ids; "special" is one of them."""
 
     @property
+    def drawn(self) -> dict[str, range | tuple[int, ...]]:
+        """Kind of token → those that occur, and that a corruption may put in another's place."""
+        return self.kinds
+
+    @property
     @abstractmethod
     def max_length(self) -> int:
         """The longest possible document, in tokens."""

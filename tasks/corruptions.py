@@ -59,7 +59,7 @@ class _Absent:
         if not len(examples):
             return np.empty(0, np.int64)
         kind = task.kind_names[task.kind_of[examples.tokens.at(examples.roles[role])[0]]]
-        ids = task.kinds[kind]
+        ids = task.drawn[kind]
         if kind not in self._present:
             self._present[kind] = _distinct(examples, ids[0], len(ids))
         present, counts = self._present[kind]

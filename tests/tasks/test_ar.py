@@ -119,9 +119,25 @@ def test_as_many_pairs_as_there_can_be():
         assert {twin[row["roles"]["key"]]} == missing
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_drawn_keys_and_values_are_the_first_under_unchanged_tokens(reverse):
+    few = load_task("ar/mini", num_pairs=4, drawn_keys=9, drawn_values=6, reverse=reverse)
+    every = load_task("ar/mini", reverse=reverse)
+    assert few.symbols == every.symbols
+    names = {f"k{i}" for i in range(9)} | {f"v{i}" for i in range(6)} | {"<bos>", "<eos>"}
+    seen = set()
+    for row in few.dataset("test", 400).to_list():
+        for tokens in (row["input_ids"], *(c["input_ids"] for c in row["corruptions"].values())):
+            seen |= {few.symbols[token] for token in tokens}
+    assert seen == names
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"num_keys": 16, "drawn_keys": 17}, "drawn_keys=17: the largest allowed is 16"),
+        ({"drawn_values": 1}, "drawn_values=1: the smallest allowed is 2"),
+        ({"num_pairs": 4, "drawn_values": 4}, "4096 keys and 4 values leaves none"),
         ({"num_pairs": 16, "num_keys": 16}, "the largest allowed is 15"),
         ({"num_pairs": 0}, "num_pairs=0: the smallest allowed is 1"),
         ({"num_keys": 1}, "num_keys=1: the smallest allowed is 2"),

@@ -9,7 +9,7 @@ import pytest
 
 from patchbench.common import UserError
 from patchbench.tasks import TASKS, Task, Variant, list_tasks, load_task
-from patchbench.tasks.ar import ARTask
+from patchbench.tasks.ar import ARConfig, ARTask
 from patchbench.tasks.catalog import VARIANTS
 
 NAMES = [
@@ -60,12 +60,10 @@ def test_unknown_tasks(name, message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(ARConfig):
     num_pairs: int = 3
     num_keys: int = 8
     num_values: int = 8
-    reverse: bool = False
-    held_out: float = 0.0
 
 
 def test_another_package_adds_a_task(monkeypatch, tmp_path):
