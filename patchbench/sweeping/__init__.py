@@ -127,7 +127,7 @@ def sweep(
             )
             for run in waiting
         ]
-        monitor = Monitor(folder, config.runs, slots=executor.slots)
+        monitor = Monitor(folder, config.runs, slots=lambda: executor.slots)
         with (show or nullcontext)(monitor), closing(_run(executor, jobs)) as outcomes:
             for outcome in outcomes:
                 if outcome.error is None and not folder.finished(outcome.name):

@@ -2,17 +2,20 @@
 
 Use:
 
-    monitor = Monitor(folder, runs, slots=2)
+    monitor = Monitor(folder, runs, slots=lambda: 2)
     monitor.look()
     monitor.states["mamba-s0"].done, monitor.speed, monitor.seconds_left()
 
-A run's progress is its newest whole checkpoint. Time left is the steps that remain over the speed
-at which the group's runs went since this sweep began; training may stop earlier.
+A run's progress is its newest whole checkpoint; it is at work once anything in its folder is new
+since the monitor was made, so that one which was killed before waits for its turn. Time left is the
+steps that remain over the speed at which the group's runs went since this sweep began; training may
+stop earlier.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +50,15 @@ class Monitor:
     Args:
         folder: of the sweep.
         runs: to watch.
-        slots: how many go on at a time.
+        slots: returns how many go on at a time; asked anew each time, since a cluster is known
+            only when it has been reached, and may grow.
     """
 
-    def __init__(self, folder: SweepFolder, runs: Sequence[RunConfig], *, slots: int) -> None:
-        self.folder, self.runs, self.slots = folder, list(runs), max(1, slots)
+    def __init__(
+        self, folder: SweepFolder, runs: Sequence[RunConfig], *, slots: Callable[[], int]
+    ) -> None:
+        self.folder, self.runs, self.slots = folder, list(runs), slots
+        self._left_behind = {run.name: _trace(folder.run(run.name)) for run in self.runs}
         self._rates = {run.name: run.train_config().rates for run in self.runs}
         self._steps = {run.name: run.train_config().total_steps for run in self.runs}
         self._began = time.monotonic()
@@ -110,7 +117,7 @@ class Monitor:
             pace = took / own if own else seconds / steps
             each.append(pace * (state.total - state.done))
         # No run is shared between workers.
-        return max(sum(each) / self.slots, max(each, default=0.0))
+        return max(sum(each) / max(1, self.slots()), max(each, default=0.0))
 
     def _state(self, run: RunConfig) -> RunState:
         place, rates, steps = (
@@ -128,8 +135,18 @@ class Monitor:
                 # The rates before it are through, even if they stopped early.
                 done, accuracy = number * steps + step_of(checkpoint), _dev_accuracy(checkpoint)
         failed = (self.folder.path / FAILURES / f"{run.name}.txt").exists()
-        status = FAILED if failed else RUNNING if place.exists() else WAITING
+        at_work = _trace(place) != self._left_behind[run.name]
+        status = FAILED if failed else RUNNING if at_work else WAITING
         return RunState(status=status, done=done, total=total, dev_accuracy=accuracy)
+
+
+def _trace(place: Path) -> frozenset[tuple[str, int]]:
+    """Return what changes in a run's folder when somebody is at work in it."""
+    found = set()
+    for path in (place, *place.glob("*"), *place.glob(f"work/*/{CHECKPOINTS}")):
+        with suppress(OSError):  # it is just being removed
+            found.add((str(path), path.stat().st_mtime_ns))
+    return frozenset(found)
 
 
 def _newest(folder: Path) -> Path | None:

@@ -50,7 +50,7 @@ def finish(folder, name):
 
 
 def test_speed_and_time_left_are_those_of_the_runs(folder, clock_at):
-    monitor = Monitor(folder, RUNS, slots=2)
+    monitor = Monitor(folder, RUNS, slots=lambda: 2)
     assert {state.status for state in monitor.states.values()} == {"waiting"}
     assert monitor.seconds_left() is None
     folder.run("a-s0").mkdir(parents=True)
@@ -73,8 +73,9 @@ def test_one_long_run_is_not_shared_between_workers(folder, clock_at):
     finish(folder, "a-s1")
     finish(folder, "c-s0")
     finish(folder, "b-s0")
+    monitor = Monitor(folder, RUNS, slots=lambda: 4)
     folder.run("a-s0").mkdir(parents=True)
-    monitor = Monitor(folder, RUNS, slots=4)
+    monitor.look()
     clock_at[0] = 10.0
     checkpoint(folder, "a-s0", 1e-3, 20)
     monitor.look()
@@ -85,7 +86,7 @@ def test_one_long_run_is_not_shared_between_workers(folder, clock_at):
 def test_a_rate_that_is_begun_means_that_those_before_are_through(folder, clock_at):
     checkpoint(folder, "b-s0", 1e-3, 50)  # stopped early
     checkpoint(folder, "b-s0", 1e-2, 10, 0.9)
-    monitor = Monitor(folder, RUNS, slots=1)
+    monitor = Monitor(folder, RUNS, slots=lambda: 1)
     state = monitor.states["b-s0"]
     assert (state.done, state.total, state.dev_accuracy) == (110, 200, 0.9)
     # What was there before this sweep is none of its speed.
@@ -95,7 +96,7 @@ def test_a_rate_that_is_begun_means_that_those_before_are_through(folder, clock_
 
 
 def test_failures_and_ends_are_seen(folder, clock_at):
-    monitor = Monitor(folder, RUNS, slots=1)
+    monitor = Monitor(folder, RUNS, slots=lambda: 1)
     finish(folder, "a-s0")
     (folder.path / "failures").mkdir(parents=True)
     (folder.path / "failures" / "a-s1.txt").write_text("NaN")
@@ -105,8 +106,9 @@ def test_failures_and_ends_are_seen(folder, clock_at):
 
 
 def test_the_table_shows_what_is_at_work_first(folder, clock_at):
+    monitor = Monitor(folder, RUNS, slots=lambda: 1)
     checkpoint(folder, "c-s0", 1e-3, 10, 0.125)
-    monitor = Monitor(folder, RUNS, slots=1)
+    monitor.look()
     table = run_table(monitor, 2)
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["c-s0", "a-s0", "and 2 more"]
@@ -117,3 +119,24 @@ def test_the_table_shows_what_is_at_work_first(folder, clock_at):
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00:00"), (3723.4, "1:02:03")])
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+def test_what_a_kill_left_waits_until_somebody_is_at_work_in_it(folder, clock_at):
+    checkpoint(folder, "a-s0", 1e-3, 40)
+    checkpoint(folder, "a-s1", 1e-3, 40)
+    room = [1]
+    monitor = Monitor(folder, RUNS[:2], slots=lambda: room[0])
+    clock_at[0] = 1000.0  # a-s1 was in the queue all the time
+    monitor.look()
+    assert {state.status for state in monitor.states.values()} == {"waiting"}
+    (folder.run("a-s0") / ".lock").touch()
+    monitor.look()
+    assert [state.status for state in monitor.states.values()] == ["running", "waiting"]
+    assert [state.done for state in monitor.states.values()] == [40, 40]
+    clock_at[0] = 1010.0
+    checkpoint(folder, "a-s0", 1e-3, 60)
+    monitor.look()
+    # 2 steps/s; 40 steps of the one and 60 of the other are left.
+    assert monitor.seconds_left() == pytest.approx(50.0)
+    room[0] = 2
+    assert monitor.seconds_left() == pytest.approx(30.0)
