@@ -9,7 +9,6 @@ Use:
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any
 from patchbench.adapters.bundled import find_bundled
 from patchbench.adapters.gguf_files import calm_gguf, find_gguf, local_path
 from patchbench.adapters.trust import check_shards
-from patchbench.common import UserError
+from patchbench.common import UserError, parse_json
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
@@ -236,8 +235,8 @@ def _folder(name: str, path: Path) -> Source:
         )
         raise UserError(f"{name} has no config.json", remedy)
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(config.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserError(f"{config} is not JSON ({error})", "save the checkpoint again") from None
     if not isinstance(content, dict):
         raise UserError(f"{config} is no config", "it holds no names and values: save it again")

@@ -11,12 +11,11 @@ hub where a config asks for one; the rest (pickles, code beside the weights) it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from patchbench.common import UserError
+from patchbench.common import UserError, parse_json
 
 _IMPLEMENTATION = "_implementation"  # how attention and experts are computed, by any prefix
 
@@ -29,9 +28,9 @@ def check_shards(folder: Path) -> None:
     """
     for index in sorted(folder.glob("*.index.json")):
         try:
-            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
             outside = [file for file in files if not _is_within(file)]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             reason = " ".join(str(error).split())[:80]
             raise UserError(
                 f"{index} is no index of weights ({type(error).__name__}: {reason})",

@@ -6,7 +6,6 @@ Use:
         changes = overrides_of(overrides)         # {"num_pairs": 4}
 """
 
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from patchbench.common import UserError
+from patchbench.common import UserError, parse_json
 
 MOST_THREADS = 1024
 # Four digits: no model has more layers, and a range of them fits into memory.
@@ -111,8 +110,8 @@ def overrides_of(pairs: list[str] | None, flag: str = "--set") -> dict[str, Any]
         if name in values:
             raise UserError(f"{name} is set twice", "set each name once")
         try:
-            values[name] = json.loads(text)
-        except (ValueError, RecursionError):  # the second of brackets nested by the thousand
+            values[name] = parse_json(text)
+        except ValueError:
             values[name] = text
     return values
 

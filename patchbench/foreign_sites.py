@@ -29,7 +29,9 @@ LENS = {
     "attn.hook_z": "head_output",
     "attn.hook_pattern": "attn_weights",
 }
-_BLOCK = re.compile(r"blocks\.(?P<layer>\*|\d+(?:\.\.\d+)?)\.(?P<hook>[\w.]+)(?P<rest>.*)", re.S)
+_BLOCK = re.compile(
+    r"blocks\.(?P<layer>\*|\d{1,6}(?:\.\.\d{1,6})?)\.(?P<hook>[\w.]+)(?P<rest>.*)", re.S
+)
 # pyvene's own words for the places that exist in both.
 PYVENE = {
     "block_input": "block_input",

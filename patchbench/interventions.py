@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from patchbench.common import UserError, near_names
+from patchbench.common import UserError, near_names, parse_json
 from patchbench.sites import Site
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Intervention:
             UserError: not JSON, another schema, or a field that the schema does not have.
         """
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise UserError("an intervention is not JSON", str(error)) from None
         schema = data.pop("schema", None) if isinstance(data, dict) else None
         if schema != SCHEMA:

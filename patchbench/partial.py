@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from patchbench.common import ControlError, UserError, atomic_write
+from patchbench.common import ControlError, UserError, atomic_write, parse_json
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable
 from patchbench.common.locks import LOCK, locked
@@ -182,7 +182,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

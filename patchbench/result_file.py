@@ -6,12 +6,11 @@ Use:
     beside(content, Path("runs/x"))              # ["untrained"]
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from patchbench.common import UserError
+from patchbench.common import UserError, parse_json
 
 SCHEMA = "patchbench/result"
 VERSION = 1
@@ -37,10 +36,10 @@ def read_json(directory: Path) -> dict[str, Any]:
             raise UserError(f"{directory} is not a folder", "name the folder of a Result")
         if not path.is_file():
             raise UserError(f"{directory} is not a Result", f"it has no {JSON_FILE}")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except UserError:
         raise
-    except (ValueError, RecursionError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged ({error})", "run the evaluation again") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise UserError(f"{path} is not a Result", f'it lacks "schema": "{SCHEMA}"')

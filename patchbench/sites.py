@@ -23,7 +23,7 @@ ROLES = ("bos", "key", "value", "divider", "query", "answer")
 
 _POSITION = re.compile(r"(?P<role>[A-Za-z_][A-Za-z0-9_]*)(?P<offset>[+-]\d{1,9})?")
 _SITE = re.compile(
-    r"(?:L(?P<layer>\d+)\.)?(?P<component>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<head>\d+)\])?"
+    r"(?:L(?P<layer>\d{1,6})\.)?(?P<component>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<head>\d{1,6})\])?"
     r"@(?P<position>.+)"
 )
 

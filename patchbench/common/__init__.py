@@ -2,6 +2,7 @@
 
 from patchbench.common.errors import ControlError, UserError, near_names, printable
 from patchbench.common.files import atomic_write, fresh_directory
+from patchbench.common.json_text import parse_json
 from patchbench.common.registry import Registry
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "atomic_write",
     "fresh_directory",
     "near_names",
+    "parse_json",
     "printable",
 ]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchbench.common import UserError, atomic_write
+from patchbench.common import UserError, atomic_write, parse_json
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable, explained
 from patchbench.common.locks import LOCK, locked
@@ -132,13 +132,13 @@ def read_sweep(path: str | Path) -> SweepFolder:
     if not file.is_file():
         raise UserError(f"{path} is no sweep", f"it has no {SWEEP_FILE}: choose another --out")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA or content["version"] != VERSION:
             raise UserError(f"{file} is of another version of patchbench", "choose another --out")
         runs = {name: RunConfig.from_json(run) for name, run in content["runs"].items()}
         if any(name != run.name for name, run in runs.items()):  # a name is a folder's
             raise ValueError("a run has two names")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

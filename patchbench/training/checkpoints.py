@@ -16,7 +16,7 @@ import shutil
 import zlib
 from pathlib import Path
 
-from patchbench.common import atomic_write
+from patchbench.common import atomic_write, parse_json
 from patchbench.common.files import explained
 
 CHECKPOINTS = "checkpoints"
@@ -71,7 +71,7 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
 
 def _is_whole(checkpoint: Path) -> bool:
     try:
-        sums = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
+        sums = parse_json((checkpoint / COMPLETE).read_text(encoding="utf-8"))
         return bool(sums) and all(_checksum(checkpoint / n) == sums[n] for n in sums)
     except (OSError, ValueError, TypeError):
         return False

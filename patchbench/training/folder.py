@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchbench.common import UserError, atomic_write
+from patchbench.common import UserError, atomic_write, parse_json
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable, explained
 from patchbench.common.locks import LOCK, locked
@@ -153,7 +153,7 @@ def _items(path: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, Any]:
     file = path / FILE
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} exists and is no training", "choose another --out") from None
     except OSError as error:

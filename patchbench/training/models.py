@@ -64,6 +64,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_types("", ModelSpec, vars(self))
+        if not isinstance(self.options, Mapping):
+            raise UserError(f"options={self.options!r}", "names and values are needed")
         for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and value > most:
