@@ -202,6 +202,11 @@ def _patch(
         if row in overflows:
             effects.setdefault(row, math.inf)
         if row not in effects:
+            if not bool((clean.amax(-1) > clean.amin(-1)).any()):
+                raise UserError(
+                    f"{loaded.name}: every token has the same logit, so that no patch is seen",
+                    "its head gives nothing: train it, or load it with its weights",
+                )
             raise UserError(
                 f"{loaded.name}: a patch at {_label(point)} changes nothing",
                 "the model does not read it; correct the HookMap or choose another component",

@@ -9,6 +9,8 @@ import errno
 import os
 import signal
 import sys
+import time
+import warnings
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +27,7 @@ from patchbench.cli_options import (
     Dtype,
     Interrupted,
     Json,
+    ListsOnce,
     Model,
     Overrides,
     Trust,
@@ -37,16 +40,21 @@ from patchbench.cli_selftest import selftest
 from patchbench.cli_sweep import recipes, sweep
 from patchbench.cli_tracking import log
 from patchbench.cli_train import train
-from patchbench.common import ControlError, UserError, printable
+from patchbench.common import ControlError, PluginWarning, UserError, printable
 from patchbench.common.files import check_writable
+from patchbench.common.processes import is_main_process
 
 INTERRUPTED = 130
+# Seconds in which torchrun has ended the other processes of a run of which one failed.
+PATIENCE = 15
 # What a stream says that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # Typer carries its own click since 0.29 and used the installed one before: ask it for the class.
 _UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
+
+_IN_FULL = warnings.formatwarning
 
 app = typer.Typer(
     name="patchbench",
@@ -57,7 +65,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
-app.command()(evaluate)
+app.command(cls=ListsOnce)(evaluate)
 app.command()(train)
 app.command()(sweep)
 app.command()(recipes)
@@ -161,11 +169,13 @@ def sites(
 def main() -> None:
     """Run the command line; the console script's entry point."""
     # To be asked to end is to be interrupted: what is half-written has to go in either case.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler), warnings.formatwarning
+    warnings.formatwarning = _warning
     try:
         code = _run()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before[0])
+        warnings.formatwarning = before[1]
     sys.exit(code)
 
 
@@ -214,5 +224,22 @@ def _unwritable(error: OSError) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"patchbench: {printable(' '.join(message.split()))}", err=True)
+    if is_main_process() or (code != INTERRUPTED and _fails_alone()):
+        typer.echo(f"patchbench: {printable(' '.join(message.split()))}", err=True)
     return code
+
+
+def _fails_alone() -> bool:
+    """Return whether the first process, which tells what is wrong for all, goes on without this."""
+    try:
+        time.sleep(PATIENCE)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _warning(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
+    """Say a warning about a plugin without the line of code that met it."""
+    if issubclass(category, PluginWarning):
+        return f"warning: {printable(str(message))}\n"
+    return _IN_FULL(message, category, *where, **line)

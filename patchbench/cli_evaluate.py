@@ -209,6 +209,7 @@ def evaluate(
     from patchbench import demo
     from patchbench.evaluation_config import EvaluateConfig
     from patchbench.report import terminal
+    from patchbench.training.folder import unfinished
 
     EvaluateConfig.of(config)  # before a model is loaded for nothing
     if model is None:
@@ -245,6 +246,7 @@ def evaluate(
             device_map=device_map,
             trust_remote_code=trust_remote_code,
         )
+    loaded.notes.extend(unfinished(model))
     if dry_run:
         _print_plan(patchbench.plan(loaded, loaded_task, **config), as_json=as_json, quiet=quiet)
         return

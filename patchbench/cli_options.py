@@ -14,6 +14,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from patchbench.common import UserError, parse_json
 
@@ -73,6 +74,26 @@ Overrides = Annotated[
 
 class Interrupted(Exception):
     """A command was interrupted; the message says what is left of it."""
+
+
+class ListsOnce(typer.core.TyperCommand):
+    """A command that refuses a list which is given twice: the last alone would count, unseen."""
+
+    lists = ("--components", "--corruption", "--direction", "--layers", "--positions")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what was typed.
+
+        Raises:
+            UserError: a list is given twice.
+        """
+        if not ctx.resilient_parsing:  # which completes what is being typed
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            for option in order:
+                name = option.opts[0]
+                if name in self.lists and order.count(option) > 1:
+                    raise UserError(f"{name} is given twice", "give it once, its values by comma")
+        return super().parse_args(ctx, args)
 
 
 def names(text: str) -> list[str]:

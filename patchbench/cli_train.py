@@ -243,13 +243,13 @@ def train(
     changes = overrides_of(overrides)
     calm_libraries()
     set_threads(threads)
+    from patchbench.common.processes import is_main_process
     from patchbench.report import terminal
     from patchbench.report.training import print_trained, training_bar
     from patchbench.tracking import tracked_training
     from patchbench.training import ModelSpec, TrainConfig
     from patchbench.training import train as run
     from patchbench.training.config import AUTO
-    from patchbench.training.processes import is_main_process
 
     tell = partial(typer.echo, err=True)
     main = is_main_process()

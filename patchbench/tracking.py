@@ -303,7 +303,7 @@ def tracked_training(
         name: of the run, where neither `tracking` nor WANDB_NAME has one.
         tell: called with a warning, if the run is not as asked for.
     """
-    from patchbench.training.processes import is_main_process
+    from patchbench.common.processes import is_main_process
 
     asked = tracking is not None and tracking.tracker == "wandb" and tracking.mode != "disabled"
     if tracking is None or not asked or not is_main_process():

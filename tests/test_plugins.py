@@ -110,6 +110,9 @@ def test_it_is_listed_and_the_broken_ones_are_named(site, command):
     for name, (group, _, reason) in BROKEN.items():
         mentioned = f"{name!r}) is skipped: {reason}" in told
         assert mentioned == (group in groups[command]), (name, done.stderr)
+    # A line each: no file, and no line of its code.
+    assert len(done.stderr.splitlines()) == told.count("is skipped: ")
+    assert all(line.startswith("warning: plugin ") for line in done.stderr.splitlines())
     assert not set(words) & {"broken", "ends", "no_class", "a,b", "half", "no_map"}
 
 

@@ -3,10 +3,11 @@
 from patchbench.common.errors import ControlError, UserError, near_names, printable
 from patchbench.common.files import atomic_write, fresh_directory
 from patchbench.common.json_text import parse_json
-from patchbench.common.registry import Registry
+from patchbench.common.registry import PluginWarning, Registry
 
 __all__ = [
     "ControlError",
+    "PluginWarning",
     "Registry",
     "UserError",
     "atomic_write",

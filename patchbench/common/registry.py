@@ -23,6 +23,10 @@ T = TypeVar("T")
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
+class PluginWarning(UserWarning):
+    """Another package's entry point is skipped; the message says which and why."""
+
+
 class Registry(Generic[T]):
     """A mapping from name to object whose targets may be "module:attribute" strings.
 
@@ -82,6 +86,7 @@ class Registry(Generic[T]):
             if reason is not None:
                 warnings.warn(
                     f"plugin {point.value!r} ({self.kind} {point.name!r}) is skipped: {reason}",
+                    PluginWarning,
                     stacklevel=3,
                 )
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchbench.common import UserError
 from patchbench.common.files import explained
+from patchbench.common.processes import is_main_process
 from patchbench.inputs import renderer_of
 from patchbench.provenance import weights_digest
 from patchbench.results import Result
@@ -35,7 +36,6 @@ from patchbench.training.lora import check_peft
 from patchbench.training.models import ModelSpec, check_readable, without_tokenizer
 from patchbench.training.processes import (
     from_main,
-    is_main_process,
     join_processes,
     wait_for_everyone,
 )

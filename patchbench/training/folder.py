@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,20 @@ def read_folder(path: Path) -> TrainFolder:
         UserError: it is none.
     """
     return TrainFolder(path=path, content=_read(path))
+
+
+def unfinished(model: str) -> list[str]:
+    """Return a note where a model's folder is that of a training that has not ended; else []."""
+    path = Path(model)
+    if not os.path.isfile(path / FILE):
+        return []
+    with suppress(UserError):  # a damaged record does not keep the model from being used
+        if not read_folder(path).finished:
+            return [
+                f"the training in {path} has not ended, and its own Result is missing: the same "
+                "`patchbench train` command goes on with it"
+            ]
+    return []
 
 
 def _items(path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ What transformers would raise in the middle of building its Trainer is told here
 from collections.abc import Sequence
 
 from patchbench.common import UserError, near_names
-from patchbench.training.processes import is_main_process
+from patchbench.common.processes import is_main_process
 
 _LOGIN_SECONDS = 30
 

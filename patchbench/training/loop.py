@@ -30,11 +30,12 @@ from transformers.trainer_utils import SchedulerType
 from patchbench.adapters.checkpoints import quiet_transformers
 from patchbench.common import UserError
 from patchbench.common.files import explained
+from patchbench.common.processes import is_main_process
 from patchbench.common.random_state import random_state_kept
 from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, step_of
 from patchbench.training.config import SCHEDULES, TrainConfig
 from patchbench.training.data import TensorBatch, first
-from patchbench.training.processes import from_main, is_main_process
+from patchbench.training.processes import from_main
 from patchbench.training.watcher import Diverged, Progress, Watcher, logged, solved
 
 if TYPE_CHECKING:

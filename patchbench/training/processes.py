@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed
 
 from patchbench.common import UserError
+from patchbench.common.processes import is_main_process
 
 T = TypeVar("T")
 
@@ -35,11 +36,6 @@ def process_share(batch_size: int) -> tuple[int, int]:
             f"for example --batch-size {-(-batch_size // count) * count}",
         )
     return index, count
-
-
-def is_main_process() -> bool:
-    """Return whether this process is the one that writes."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def wait_for_everyone() -> None:

@@ -204,6 +204,14 @@ def test_logits_that_are_not_finite_are_refused(dtype, remedy):
     assert remedy in str(found.value)
 
 
+def test_a_head_that_tells_no_token_from_another_is_blamed_and_not_the_map():
+    model: Any = tiny("gpt2")
+    model.lm_head.register_forward_hook(lambda _, __, logits: torch.full_like(logits, 0.25))
+    with pytest.raises(UserError, match="every token has the same logit") as found:
+        probe(load_model(model))
+    assert "HookMap" not in str(found.value)
+
+
 def test_false_guesses_of_inspection_are_left_out_and_told():
     model: Any = tiny("opt")
     model.config.model_type = "somebodys"

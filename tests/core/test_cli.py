@@ -264,6 +264,10 @@ def test_a_failed_control_is_one_line_and_code_1(run, model_dir, tmp_path, monke
         (["evaluate", "--model", "x", "--task", "ar", "--corruptoin", "key"], "--corruption"),
         (["evaluate", "--model", "x", "--task", "ar", "--n", "many"], "--n"),
         (["evaluate", "--model", "x", "--task", "ar", "--out", "."], "working directory"),
+        (
+            ["evaluate", "--direction", "noise", "--direction", "denoise"],
+            "--direction is given twice",
+        ),
         (["tasks", "export", "ar"], "--out DIR or --push-to-hub REPO"),
         (["tasks", "export", "atr/eazy", "--out", "d"], "did you mean 'atr/easy'"),
     ],

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from patchbench import cli
 from tests.tiny_models import tiny
 
 
@@ -77,6 +78,25 @@ def test_interrupting_leaves_nothing_half_written(sign, model_dir, tmp_path):
     assert left in ([], ["run.partial"])
     assert (b"--resume" if left else b"nothing was written") in stderr
     assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("first_fails", [True, False])
+def test_of_several_processes_the_first_tells_a_mistake(monkeypatch, capsys, first_fails):
+    """Another does only where the first goes on, so that no failure is silent."""
+
+    def wait(seconds):
+        if first_fails:  # then torchrun ends this one
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.time, "sleep", wait)
+    told = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(sys, "argv", ["patchbench", "train", "--arch", "nonsense"])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        told[rank] = stopped.value.code, len(capsys.readouterr().err.splitlines())
+    assert told == {"0": (2, 1), "1": (2, 0 if first_fails else 1)}
 
 
 def test_help_imports_nothing_heavy():

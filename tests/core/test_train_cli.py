@@ -48,6 +48,32 @@ def test_train_prints_and_writes_what_evaluate_takes(run, monkeypatch, capsys, t
     assert "patchbench train" in recorded["provenance"]["command"]
 
 
+def test_what_a_training_that_was_killed_at_its_end_lacks_is_told(
+    run, monkeypatch, capsys, tmp_path
+):
+    """Its model is there and is measured; the note says that its own Result is not."""
+    monkeypatch.chdir(tmp_path)
+    note = "the training in run has not ended, and its own Result is missing"
+
+    def told() -> bool:
+        arguments = ["evaluate", "--model", "run", "--task", "ar/tiny", "--n", "8"]
+        monkeypatch.setattr(sys, "argv", ["patchbench", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert not stopped.value.code
+        return note in " ".join(capsys.readouterr().out.split())
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("patchbench.training.job.Job.after", killed)
+        assert run(*TINY, "--out", "run")[0] == 130
+    assert told()
+    assert run(*TINY, "--out", "run")[0] == 0
+    assert not told()
+
+
 def test_the_grid_is_printed_and_json_is_alone_on_stdout(run, tmp_path):
     grid = ("--lr", "auto", "--lr-grid", "1e-4,1e-2")
     code, stdout, _ = run(*TINY, *grid, "--out", tmp_path / "run")

@@ -48,3 +48,14 @@ def test_two_processes_train_as_one_and_return_what_is_finished(tmp_path):
     other = call(two, *FLAGS, "--out", tmp_path / "both", "--seed", 1)
     assert other.returncode != 0
     assert "training.seed: 0 → 1" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_once(tmp_path):
+    (tmp_path / "cli.py").write_text(CLI)
+    wrong = ("--arch", "nonsense", "--task", "ar", "--steps", 6, "--out", tmp_path / "run")
+    done = call([*TORCHRUN, str(tmp_path / "cli.py")], *wrong)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("patchbench: ")]
+    assert len(lines) == 1, done.stderr
+    assert "nonsense" in lines[0]
