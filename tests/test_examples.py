@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +168,39 @@ def test_training_dynamics_shows_the_association_appear(capsys):
     value = results[500].attrib("L1.block_input@value").value
     assert value > 0.9
     assert f"value {value:.2f}  query" in last
+
+
+def test_causal_tracing_sweep(tmp_path):
+    """It runs, to the numbers and the verdict that the page shows; the page is small and whole."""
+    pytest.importorskip("ipykernel")
+    nbclient = pytest.importorskip("nbclient")
+    import nbformat
+
+    file = EXAMPLES / "causal_tracing_sweep.ipynb"
+    assert file.stat().st_size < 300_000
+    shown = nbformat.read(file, as_version=4)
+    cells = [cell for cell in shown.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+    assert str(Path.home()) not in file.read_text(encoding="utf-8")
+
+    made = nbformat.read(file, as_version=4)
+    (first,) = (cell for cell in made.cells if 'find_spec("kaleido")' in cell.source)
+    first.source = first.source.replace("kaleido", "nobodys")  # no browser for each picture
+    nbclient.NotebookClient(made, resources={"metadata": {"path": tmp_path}}, timeout=300).execute()
+    texts = [
+        "".join(
+            output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
+        )
+        for notebook in (shown, made)
+    ]
+    number = re.compile(r"-?\d+\.\d+")
+    assert number.sub("", texts[1]) == number.sub("", texts[0])
+    numbers = [list(map(float, number.findall(text))) for text in texts]
+    assert len(numbers[0]) > 40
+    assert numbers[1] == pytest.approx(numbers[0], abs=0.02)
+    assert texts[1].splitlines()[-1].startswith("conv-bound induction: ")
 
 
 def test_wandb_dashboard(tmp_path, monkeypatch, capsys):
