@@ -130,7 +130,7 @@ class Task(ABC):
     def kinds(self) -> dict[str, range | tuple[int, ...]]:
         """Kind of token → token ids; "special" is one of them."""
 
-    @property
+    @cached_property
     def drawn(self) -> dict[str, range | tuple[int, ...]]:
         """Kind of token → those that occur, and that a corruption may put in another's place."""
         return self.kinds
