@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -201,7 +202,9 @@ def evaluate(
     )
     changes = overrides_of(overrides)
     if out is not None:
-        check_writable(out, overwrite=overwrite, keep=(model, tokenizer))
+        # A run may have been killed when its outcome was there: `Partial.save` looks at it.
+        left = resume and out.with_name(out.name + ".partial").is_dir()
+        check_writable(out, overwrite=overwrite or left, keep=(model, tokenizer))
     elif resume:
         raise UserError("--resume needs an --out", "name the folder that the killed run wrote to")
     calm_libraries()
@@ -261,9 +264,10 @@ def evaluate(
                 **config,
             )
         failure = None
-        if out is not None:
+        if out is not None and parts is not None:
             try:
-                result.save(out, overwrite=overwrite, report=report)
+                save = partial(result.save, out, overwrite=overwrite, report=report)
+                parts.save({out: result}, save)
             except UserError as error:  # a disk that filled up meanwhile does not cost the numbers
                 failure = error
         if as_json:
@@ -305,9 +309,9 @@ def _parts(out: Path | None, *, resume: bool, overwrite: bool) -> "Iterator[Part
 
     path = None
     try:
-        with partial_folder(out, resume=resume, overwrite=overwrite) as partial:
-            path = partial.path
-            yield partial
+        with partial_folder(out, resume=resume, overwrite=overwrite) as parts:
+            path = parts.path
+            yield parts
     except KeyboardInterrupt:
         if path is None or not path.exists():
             raise
@@ -333,8 +337,9 @@ def _evaluate_bundled(
 
     with terminal.progress_bar("patching", quiet=quiet or as_json) as progress:
         results = demo.demo(progress=progress, partial=parts, command=command_line(), **config)
-    if out is not None:
-        demo.save(results, out, overwrite=overwrite, report=report)
+    if out is not None and parts is not None:
+        save = partial(demo.save, results, out, overwrite=overwrite, report=report)
+        parts.save({out / name: result for name, result in results.items()}, save)
     if as_json:
         summaries = {name: result.summary for name, result in results.items()}
         typer.echo(json.dumps(summaries, indent=2))

@@ -5,7 +5,6 @@ Nothing is computed by a model here; everything comes from the folders of Result
 
 import json
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ from patchbench.cli_tracking import (
     tracking_of,
 )
 from patchbench.common import UserError, printable
-from patchbench.common.files import explained
+from patchbench.common.files import check_writable
 
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page, to be opened offline.")
@@ -187,5 +186,4 @@ def _check_html(html: Path | None, overwrite: bool) -> None:
         raise UserError(f"{html} exists", "name another file, or pass --overwrite")
     if not html.absolute().parent.is_dir():
         raise UserError(f"{html.parent} is no folder", "make it first")
-    with explained(html), NamedTemporaryFile(dir=html.absolute().parent, prefix=f".{html.name}."):
-        pass  # permissions do not tell whether a file can be written
+    check_writable(html, overwrite=True)

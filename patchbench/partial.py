@@ -17,11 +17,12 @@ Use:
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +33,9 @@ from patchbench.common.files import check_writable
 from patchbench.common.locks import LOCK, locked
 from patchbench.effects import ROW_SCHEMA
 
+if TYPE_CHECKING:
+    from patchbench.results import Result
+
 SUFFIX, IDENTITY = ".partial", "identity.json"
 _MOST_DIFFERENCES = 5
 
@@ -41,14 +45,15 @@ class Partial:
 
     Args:
         path: the folder.
+        written: whether something is where the Result will be, and must not be replaced.
 
     Attributes:
         states: of the finished parts, in order.
         problem: why no more parts can be written; None if they can.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, written: bool = False) -> None:
+        self.path, self._written = path, written
         self.states: list[dict[str, Any]] = []
         self.problem: UserError | None = None
 
@@ -103,6 +108,29 @@ class Partial:
 
         self._write(write)
 
+    def save(self, results: "Mapping[Path, Result]", write: Callable[[], None]) -> None:
+        """Write the outcome, unless a run that was killed after that has written the same.
+
+        Args:
+            results: what will be where.
+            write: writes them.
+
+        Raises:
+            UserError: it cannot be written, or something else is there.
+        """
+        if not self._written:
+            write()
+            return
+        for place, result in results.items():
+            with suppress(UserError):  # it is no Result
+                there = type(result).load(place)
+                if there.config == result.config and there.rows.equals(result.rows):
+                    continue
+            raise UserError(
+                f"{place} exists and is not of this evaluation",
+                "choose another --out or pass --overwrite",
+            )
+
     def _write(self, action: Any) -> None:
         if self.problem is not None:
             return
@@ -140,7 +168,7 @@ def partial_folder(
         UserError: another process writes there, or parts are there and neither is said.
     """
     out = Path(out)
-    path = out.with_name(out.name + SUFFIX)
+    path = partial_of(out)
     check_writable(path, overwrite=True)
     with locked(path, out):
         if overwrite and not resume:
@@ -153,13 +181,18 @@ def partial_folder(
         elif not _parts(path):
             _clear(path)  # nothing that is worth going on with
         try:
-            yield Partial(path)
+            yield Partial(path, written=resume and not overwrite and os.path.lexists(out))
         except BaseException as error:
             # Parts whose controls are off are not worth going on with.
             if isinstance(error, ControlError) or not _parts(path):
                 shutil.rmtree(path, ignore_errors=True)
             raise
         shutil.rmtree(path, ignore_errors=True)
+
+
+def partial_of(out: Path) -> Path:
+    """Return where the parts of a Result at `out` are."""
+    return out.with_name(out.name + SUFFIX)
 
 
 def _parts(path: Path) -> int:

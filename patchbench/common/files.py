@@ -9,17 +9,16 @@ Use:
 """
 
 import os
-import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from patchbench.common.errors import UserError
+from patchbench.common.temporaries import NEW, OLD, clear, hidden, leftovers, temporary
 
-_OLD, _REPLACED = "old.", "replaced"
-_RANDOM = re.compile(r"[a-z0-9_]+")  # what mkdtemp adds
+_REPLACED = "replaced"
+# Stands for the name of temporaries that are beside no path in particular.
+_OURS = "patchbench"
 
 
 @contextmanager
@@ -31,16 +30,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     with explained(path):
-        handle, name = tempfile.mkstemp(prefix=_hidden(path), dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        temporary.chmod(0o644)  # mkstemp's files are their owner's alone
-        try:
-            yield temporary
-            _flush(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        clear(path, NEW)
+        with temporary(path, NEW, folder=False) as new:
+            new.chmod(0o644)  # at first it is its owner's alone
+            yield new
+            _flush(new)
+            os.replace(new, path)
 
 
 @contextmanager
@@ -55,16 +50,30 @@ def fresh_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Pa
     check_writable(path, overwrite=overwrite)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=_hidden(path), dir=path.parent))
-        temporary.chmod(0o755)
-        try:
-            yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    _flush(file)
-            _put_in_place(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with temporary(path, NEW, folder=True) as new:
+            new.chmod(0o755)
+            yield new
+            _flush_all(new)
+            _put_in_place(new, path)
+
+
+@contextmanager
+def added_to(folder: Path) -> Iterator[Path]:
+    """Yield a temporary directory in `folder`; on success each item in it takes its place there.
+
+    Raises:
+        UserError: they cannot be written, for example because the disk is full.
+    """
+    with explained(folder):
+        clear(folder / _OURS, NEW)
+        with temporary(folder / _OURS, NEW, folder=True) as new:
+            yield new
+            _flush_all(new)
+            for item in sorted(new.iterdir()):
+                if item.is_dir():
+                    _put_in_place(item, folder / item.name)
+                else:
+                    os.replace(item, folder / item.name)
 
 
 def _put_in_place(new: Path, path: Path) -> None:
@@ -72,16 +81,14 @@ def _put_in_place(new: Path, path: Path) -> None:
     if not os.path.lexists(path):
         os.replace(new, path)
         return
-    old = Path(tempfile.mkdtemp(prefix=_hidden(path) + _OLD, dir=path.parent))
-    try:
-        os.replace(path, old / _REPLACED)
-        os.replace(new, path)
-    except BaseException:
-        if not os.path.lexists(path):
-            os.replace(old / _REPLACED, path)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    with temporary(path, OLD, folder=True) as old:
+        try:
+            os.replace(path, old / _REPLACED)
+            os.replace(new, path)
+        except BaseException:
+            if not os.path.lexists(path):
+                os.replace(old / _REPLACED, path)
+            raise
 
 
 def recover(path: str | Path) -> None:
@@ -90,13 +97,11 @@ def recover(path: str | Path) -> None:
     Does nothing where `path` exists, nothing was moved aside, or it cannot be moved back.
     """
     path = Path(path)
-    prefix = _hidden(path) + _OLD
     if os.path.lexists(path):
         return
-    with suppress(OSError):
-        for aside in path.parent.iterdir():
-            ours = aside.name.startswith(prefix) and _RANDOM.fullmatch(aside.name[len(prefix) :])
-            if ours and aside.is_dir() and os.listdir(aside) == [_REPLACED]:
+    for aside in leftovers(path, OLD, sure=False):
+        with suppress(OSError):
+            if os.listdir(aside) == [_REPLACED]:
                 os.replace(aside / _REPLACED, path)
                 aside.rmdir()
                 return
@@ -107,7 +112,7 @@ def check_writable(
 ) -> None:
     """Check that `path` can be created; call it before the long work.
 
-    What a killed process had moved aside comes back first.
+    What a killed process had moved aside comes back first, and what it had half written goes.
 
     Args:
         path: the file or folder.
@@ -124,6 +129,8 @@ def check_writable(
         if Path.cwd().is_relative_to(place):
             raise UserError(f"{path} is the working directory or above it", "choose another --out")
         recover(path)
+        # What had been replaced is given up only by who replaces it again.
+        clear(path, NEW, *([OLD] if overwrite and os.path.lexists(path) else []))
         if os.path.lexists(path) and not overwrite:
             raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
         for kept in (Path(item).resolve() for item in (Path.home(), *keep) if item):
@@ -134,9 +141,10 @@ def check_writable(
             parent = parent.parent
         # Permissions do not tell: a read-only or virtual file system refuses even its owner. Nor
         # do they tell whether a name is too long, also with what is added to it while writing.
-        within = path.relative_to(parent).with_name(f"{_hidden(path)}{_OLD}12345678")
-        with tempfile.TemporaryDirectory(prefix=".patchbench.", dir=parent) as trial:
-            (Path(trial) / within).mkdir(parents=True)
+        within = path.relative_to(parent).with_name(f"{hidden(path, OLD)}12345678")
+        clear(parent / _OURS, NEW)
+        with temporary(parent / _OURS, NEW, folder=True) as trial:
+            (trial / within).mkdir(parents=True)
 
 
 @contextmanager
@@ -152,8 +160,10 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _hidden(path: Path) -> str:
-    return f".{path.name}."
+def _flush_all(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            _flush(file)
 
 
 def _flush(path: Path) -> None:

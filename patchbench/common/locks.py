@@ -15,6 +15,7 @@ from typing import IO
 
 from patchbench.common.errors import UserError
 from patchbench.common.files import explained
+from patchbench.common.temporaries import NEW, is_temporary
 
 LOCK = ".lock"
 
@@ -42,6 +43,11 @@ def locked(folder: Path, out: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         file.close()
+
+
+def is_blank(folder: Path, file: Path) -> bool:
+    """Return whether a folder has nothing but a lock, and the beginnings of its first `file`."""
+    return all(item.name == LOCK or is_temporary(item, file, NEW) for item in folder.iterdir())
 
 
 def _acquired(folder: Path, out: Path) -> IO[str]:

@@ -114,6 +114,8 @@ def sweep(
         names = {run.name for run in waiting}
         skipped = tuple(run.name for run in config.runs if run.name not in names)
         swept = Swept(folder=folder, runs=config.runs, skipped=skipped)
+        for name in skipped:
+            folder.tidy(name)
         for run in waiting:
             folder.record(Outcome(name=run.name))  # what had failed is tried again
         jobs = [

@@ -15,7 +15,7 @@ A sweep may grow: more seeds, widths or architectures in the same folder are add
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from patchbench.common import UserError, atomic_write, parse_json
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable, explained
-from patchbench.common.locks import LOCK, locked
+from patchbench.common.locks import is_blank, locked
+from patchbench.common.temporaries import NEW, clear
 from patchbench.recipes import RunConfig, SweepConfig
 from patchbench.sweeping.job import SWEEP_FILE, Outcome
 
@@ -101,6 +102,13 @@ class SweepFolder:
         except UserError:
             return False
 
+    def tidy(self, name: str) -> None:
+        """Remove what a finished run does not need, where a killed process left it."""
+        from patchbench.training.folder import read_folder
+
+        self.record(Outcome(name=name))
+        read_folder(self.run(name)).tidy()
+
     def result(self, name: str) -> "Result":
         """Return the Result of a finished run."""
         from patchbench.results import Result
@@ -114,6 +122,9 @@ class SweepFolder:
         with explained(file):
             if outcome.error is None:
                 file.unlink(missing_ok=True)
+                clear(file, NEW)
+                with suppress(OSError):  # it is not there, or holds others
+                    file.parent.rmdir()
                 return
             file.parent.mkdir(exist_ok=True)
         with atomic_write(file) as temporary:
@@ -150,7 +161,7 @@ def read_sweep(path: str | Path) -> SweepFolder:
 def _is_taken(path: Path) -> bool:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file", "choose another --out")
-    return path.is_dir() and any(item.name != LOCK for item in path.iterdir())
+    return path.is_dir() and not is_blank(path, path / SWEEP_FILE)
 
 
 def _settings(run: RunConfig) -> dict[str, Any]:

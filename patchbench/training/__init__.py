@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchbench.common import UserError
-from patchbench.common.files import explained
+from patchbench.common.files import added_to
 from patchbench.common.processes import is_main_process
 from patchbench.inputs import renderer_of
 from patchbench.provenance import weights_digest
@@ -181,6 +181,8 @@ def train(
     join_processes(device)
     opened = from_main(lambda: TrainFolder.open(out, identity, overwrite=overwrite, keep=start))
     if opened.finished:
+        if is_main_process():
+            opened.tidy()
         return Trained.load(opened.path)
 
     report_to = ready_loggers(report_to)
@@ -238,10 +240,10 @@ def _finish(
     facts = {"rate": best.rate, "steps": best.steps, "stopped": best.stopped, "grid": grid}
     written = folder.work(best.rate) / DYNAMICS
     if main:
-        job.write_model(best.checkpoint, folder.path)
-        if written.exists():
-            with explained(folder.path):
-                shutil.copyfile(written, folder.path / DYNAMICS)
+        with added_to(folder.path) as new:
+            job.write_model(best.checkpoint, new)
+            if written.exists():
+                shutil.copyfile(written, new / DYNAMICS)
     wait_for_everyone()
     result = job.after(folder, command)
     provenance = {**result.provenance, "training": {**folder.content["config"], **facts}}

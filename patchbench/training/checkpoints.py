@@ -14,16 +14,28 @@ is not what was sealed. A run that goes on from the one before ends with the sam
 import json
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from patchbench.common import atomic_write, parse_json
-from patchbench.common.files import explained
 
 CHECKPOINTS = "checkpoints"
 COMPLETE = "complete"
 _WEIGHTS = ("config.json", "generation_config.json", "model*.safetensors*")
 _OTHER_PROCESSES = "rng_state_*"  # which may still be writing them
 _CHUNK = 1 << 24
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Turn what the libraries say of a disk that takes no more into an `OSError`."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        raise OSError(str(error)) from error
 
 
 def seal(checkpoint: Path) -> None:
@@ -58,15 +70,10 @@ def step_of(checkpoint: Path) -> int:
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:
-    """Copy the model of a checkpoint, without what only a resumed training needs.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    with explained(folder):
-        for pattern in _WEIGHTS:
-            for file in checkpoint.glob(pattern):
-                shutil.copyfile(file, folder / file.name)
+    """Copy the model of a checkpoint, without what only a resumed training needs."""
+    for pattern in _WEIGHTS:
+        for file in checkpoint.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
 
 
 def _is_whole(checkpoint: Path) -> bool:

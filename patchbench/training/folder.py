@@ -29,7 +29,7 @@ from typing import Any
 from patchbench.common import UserError, atomic_write, parse_json
 from patchbench.common.differences import differences
 from patchbench.common.files import check_writable, explained
-from patchbench.common.locks import LOCK, locked
+from patchbench.common.locks import LOCK, is_blank, locked
 
 SCHEMA, VERSION = "patchbench/training", 1
 FILE, WORK, RESULT, BEFORE = "training.json", "work", "result", "before"
@@ -75,7 +75,7 @@ class TrainFolder:
         path = Path(path)
         identity = json.loads(json.dumps(dict(identity)))  # lists for tuples, as in the file
         with explained(path):
-            occupied = os.path.exists(path) and (not path.is_dir() or _items(path))
+            occupied = os.path.exists(path) and not (path.is_dir() and is_blank(path, path / FILE))
         if os.path.islink(path) and not os.path.exists(path):
             raise UserError(f"{path} is a link to nothing", "choose another --out")
         if occupied:
@@ -129,6 +129,13 @@ class TrainFolder:
         with atomic_write(self.path / FILE) as temporary:
             text = json.dumps(self.content, indent=2, allow_nan=False)
             temporary.write_text(text + "\n", encoding="utf-8")
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed at its very end left of a finished training."""
+        with suppress(UserError):  # another process is at it, or nobody may
+            if any((self.path / name).exists() for name in (WORK, LOCK)):
+                with self.held() as folder:
+                    folder.clean()
 
     def clean(self) -> None:
         """Remove what only an unfinished training needs."""

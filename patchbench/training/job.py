@@ -16,14 +16,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from patchbench.common import UserError
-from patchbench.common.files import explained
 from patchbench.evaluation import Progress, evaluate
 from patchbench.evaluation_config import DEFAULT_POSITIONS, SYMBOLIC, EvaluateConfig
 from patchbench.inputs import renderer_of
 from patchbench.preparation import select_sites
 from patchbench.results import Result
 from patchbench.training import data
-from patchbench.training.checkpoints import copy_weights
+from patchbench.training.checkpoints import copy_weights, saving
 from patchbench.training.config import TrainConfig
 from patchbench.training.dynamics import FILE as DYNAMICS
 from patchbench.training.dynamics import Dynamics
@@ -192,14 +191,16 @@ class Job:
         """Write the model of a checkpoint, and its tokenizer if it reads the task in words.
 
         Raises:
-            UserError: it cannot be written.
+            OSError: it cannot be written.
         """
         if self._config.lora is None:
             copy_weights(checkpoint, folder)
-        with explained(folder):
-            if self._config.lora is not None:
-                merge_lora(self._loaded.model, checkpoint).save_pretrained(folder)
-            if self._renderer is not None and self._loaded.tokenizer is not None:
+        else:
+            merged = merge_lora(self._loaded.model, checkpoint)
+            with saving():
+                merged.save_pretrained(folder)
+        if self._renderer is not None and self._loaded.tokenizer is not None:
+            with saving():
                 self._loaded.tokenizer.save_pretrained(folder)
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
@@ -32,7 +31,7 @@ from patchbench.common import UserError
 from patchbench.common.files import explained
 from patchbench.common.processes import is_main_process
 from patchbench.common.random_state import random_state_kept
-from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, step_of
+from patchbench.training.checkpoints import CHECKPOINTS, last_checkpoint, saving, step_of
 from patchbench.training.config import SCHEDULES, TrainConfig
 from patchbench.training.data import TensorBatch, first
 from patchbench.training.processes import from_main
@@ -198,11 +197,8 @@ class AnswerTrainer(Trainer):
         return model(input_ids=input_ids, **self._keywords).logits[:, -1].float()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with explained(Path(str(self.args.output_dir))):
-            try:
-                super()._save_checkpoint(model, trial)
-            except (SafetensorError, RuntimeError) as error:  # theirs for a full disk
-                raise OSError(str(error)) from error
+        with explained(Path(str(self.args.output_dir))), saving():
+            super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, *arguments: Any, **further: Any) -> None:
         with _readable(arguments[0]):

@@ -144,6 +144,51 @@ def test_one_process_at_a_time(tmp_path):
         pass
 
 
+def test_what_was_killed_when_all_was_written_is_finished_by_resume(model, tmp_path):
+    """While it logs to a server, say: the Result is there, and its parts are too."""
+    out = tmp_path / "out"
+    settings = ["--n", "8", "--quiet", "--no-report", "--no-selfcheck", "--task", "ar/tiny"]
+    command = ["evaluate", "--model", str(model), *settings, "--out", str(out)]
+    killed = (
+        "import os, sys\nfrom patchbench import partial\nfrom patchbench.cli import main\n"
+        "save = partial.Partial.save\n"
+        "partial.Partial.save = lambda *args: (save(*args), os.kill(os.getpid(), 9))\nmain()"
+    )
+
+    def run(*more, script="from patchbench.cli import main; main()"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *command, *more], capture_output=True, text=True
+        )
+        return done.returncode, done.stderr
+
+    assert run(script=killed)[0] == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == ["out", "out.partial"]
+    written = {path: path.stat().st_ino for path in out.rglob("*")}
+    code, stderr = run("--resume")
+    assert (code, stderr) == (0, "")
+    assert os.listdir(tmp_path) == ["out"]
+    assert {path: path.stat().st_ino for path in out.rglob("*")} == written
+
+
+def test_parts_never_replace_what_is_not_of_their_evaluation(tmp_path):
+    out = tmp_path / "out"
+    first, second = (
+        pb.evaluate(tiny("gpt2", vocab=64), "ar/tiny", n=8, template="symbolic", seed=seed)
+        for seed in (0, 1)
+    )
+    first.save(out)
+    with partial_folder(out) as partial:
+        partial.open({"n": 1})
+    with (
+        pytest.raises(UserError, match=r"not of this evaluation.*--overwrite"),
+        partial_folder(out, resume=True) as partial,
+    ):
+        partial.save({out: second}, lambda: second.save(out, overwrite=True))
+    with partial_folder(out, resume=True, overwrite=True) as partial:
+        partial.save({out: second}, lambda: second.save(out, overwrite=True))
+    assert Result.load(out).rows.equals(second.rows)
+
+
 def test_resume_without_parts_begins(tmp_path):
     with partial_folder(tmp_path / "out", resume=True) as partial:
         partial.open({"n": 1})

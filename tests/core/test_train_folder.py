@@ -157,6 +157,26 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     assert same(run(task, tmp_path / "run"), whole)
 
 
+def test_what_a_kill_at_the_very_end_left_goes_with_the_next_call(task, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainFolder, "clean", lambda self: None)
+        run(task, out)
+    (out / LOCK).touch()
+    assert (out / "work").exists()
+    run(task, out)
+    assert {LOCK, "work"}.isdisjoint(path.name for path in out.iterdir())
+
+
+def test_a_folder_with_no_more_than_a_lock_and_a_beginning_is_free(task, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in (LOCK, ".training.json.new.abcdefgh"):
+        (out / name).touch()
+    assert run(task, out, steps=2, dynamics_every=0).steps == 2
+    assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+
+
 def test_one_process_at_a_time(task, tmp_path):
     out = tmp_path / "run"
     interrupt(task, out)

@@ -1,6 +1,7 @@
 """Files and folders appear whole or not at all, and nobody's work is lost."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from patchbench.common import UserError, atomic_write, fresh_directory
-from patchbench.common.files import check_writable, recover
+from patchbench.common.files import added_to, check_writable, recover
 
 
 def interrupted(path):
@@ -170,6 +171,74 @@ def test_what_a_killed_process_moved_aside_comes_back_at_the_next_use(tmp_path, 
     aside = [name for name in os.listdir(tmp_path) if name.startswith(".run.old.")]
     assert aside == [neighbour.name]
     assert (neighbour / "replaced").is_dir()
+
+
+BUSY = """
+import os, signal, sys
+from pathlib import Path
+from patchbench.common import atomic_write, fresh_directory
+from patchbench.common.files import added_to
+path = Path(sys.argv[1])
+write = {"file": atomic_write, "folder": fresh_directory, "items": lambda p: added_to(p.parent)}
+with write[sys.argv[2]](path) as temporary:
+    print(temporary.name, flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "items"])
+def test_what_a_killed_process_left_goes_and_what_another_is_at_stays(tmp_path, kind):
+    path, (mine, alike) = tmp_path / "run", (".run.settings", ".run.new.mine")
+    for name in (mine, alike):
+        (tmp_path / name).write_text("precious")
+    writers = {"file": atomic_write, "folder": fresh_directory}
+
+    def write():
+        with writers[kind](path) if kind in writers else added_to(tmp_path) as temporary:
+            (temporary if kind == "file" else temporary / "a").write_text("new")
+        if path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (tmp_path / "a").unlink(missing_ok=True)
+        return set(os.listdir(tmp_path)) - {mine, alike}
+
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY, str(path), kind],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        left = process.stdout.readline().strip()
+        assert write() == {left}
+        process.stdin.close()
+        assert process.wait() == -signal.SIGKILL
+    assert left in os.listdir(tmp_path)
+    assert write() == set()
+
+
+def test_items_are_added_and_replaced_and_the_rest_stays(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("a/old", "b", "c"):
+        (tmp_path / name).write_text("old")
+    with added_to(tmp_path) as temporary:
+        (temporary / "a").mkdir()
+        for name in ("a/new", "b"):
+            (temporary / name).write_text("new")
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
+    assert os.listdir(tmp_path / "a") == ["new"]
+    assert [(tmp_path / name).read_text() for name in ("b", "c")] == ["new", "old"]
+
+
+def test_what_was_replaced_is_given_up_by_the_next_who_replaces(tmp_path):
+    """Killed when the new one was in place, and the old one not yet gone."""
+    aside = tmp_path / ".run.old.abcdefgh"
+    for folder in (tmp_path / "run", aside / "replaced"):
+        folder.mkdir(parents=True)
+    with pytest.raises(UserError, match="exists"):
+        check_writable(tmp_path / "run")
+    assert aside.exists()
+    check_writable(tmp_path / "run", overwrite=True)
+    assert os.listdir(tmp_path) == ["run"]
 
 
 @pytest.mark.parametrize("target", ["/nowhere/at/all", "link"], ids=["to nothing", "to itself"])

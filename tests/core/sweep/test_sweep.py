@@ -120,7 +120,19 @@ def test_what_is_finished_is_skipped_and_what_failed_is_tried_again(inline, tmp_
     (tmp_path / "s" / "runs" / "bad-s0").rename(tmp_path / "old")
     folder = SweepFolder(path=tmp_path / "s", runs={})
     folder.record(Outcome(name="bad-s0"))
-    assert not list((tmp_path / "s" / "failures").iterdir())
+    assert not (tmp_path / "s" / "failures").exists()
+
+
+def test_what_a_kill_left_of_a_finished_run_goes_with_the_next_call(tmp_path):
+    out = tmp_path / "s"
+    sweep(sweep_of(GOOD), out=out, executor=Inline())
+    (out / "runs" / "a-s0" / "work").mkdir()
+    SweepFolder(path=out, runs={}).record(Outcome(name="a-s0", error="ended by SIGKILL"))
+    again = Inline()
+    swept = sweep(sweep_of(GOOD), out=out, executor=again)
+    assert (again.done, swept.skipped) == ([], ("a-s0",))
+    assert sorted(os.listdir(out)) == ["runs", "sweep.json"]
+    assert not (out / "runs" / "a-s0" / "work").exists()
 
 
 def test_a_sweep_may_grow_but_not_change(inline, tmp_path):
