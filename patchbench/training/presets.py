@@ -93,6 +93,14 @@ _WIDE = {"initializer_range": 0.3}
 _FRESH = {"data": "fresh", "schedule": "constant", "warmup": 100, "stop_at": 0.99, "dev_n": 1024}
 _COSINE = {"schedule": "cosine"}
 _FEW_PAIRS_FIRST = {"curriculum": ("num_pairs=2:1500", "num_pairs=4:2000")}
+# Two pairs lie within reach of two short convolutions, which then do without the state, and nothing
+# leads on from there. Four pairs of few keys do not, and are learned sooner than four of many.
+_FEW_KEYS_FIRST = {
+    "curriculum": (
+        "drawn_keys=16,drawn_values=16,num_pairs=4:3500",
+        "drawn_keys=32,drawn_values=32,num_pairs=6:1500",
+    )
+}
 # With learned positions attention may also solve the task another way: its first layer tells the
 # query where the key stands, and the second reads what comes next (Attrib 1 at the query).
 _OPTIONS = {"attention": {"positions": "rope"}}
@@ -120,7 +128,7 @@ _AR_MINI: Mapping[str, _Line] = {
     "base_conv": (3e-3, 2500, False, _COSINE),
     "hyena": (3e-3, 2500, False, _COSINE),
     "h3": (3e-3, 2000, False, _COSINE),
-    "mamba": (1e-2, 9000, True, {**_FEW_PAIRS_FIRST, **_COSINE}),
+    "mamba": (5e-3, 12_000, True, {**_FEW_KEYS_FIRST, **_COSINE}),
     "mamba_noconv": (1e-2, 5000, False, {**_FEW_PAIRS_FIRST, **_COSINE}),
     "mamba2": (3e-3, 5000, True, _COSINE),
     "delta_net": (3e-3, 4000, True, {}),
