@@ -166,7 +166,7 @@ def test_what_is_needed_is_told_as_well_as_what_suffices(name, label):
         n=32,
         directions=["noise"],
         components=["block_input", *(["conv_output"] if name == "direct" else [])],
-        positions=["key", "value", "value+1", "query"],
+        positions=["key", "value", "value+1", "value+2", "query"],
         selfcheck=False,
     )
     (run,) = result.summary["runs"]
