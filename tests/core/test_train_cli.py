@@ -7,79 +7,55 @@ import sys
 
 import pytest
 
-from patchbench import cli
 from tests.tiny_models import tiny
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["patchbench", "train", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return call
-
 
 AR = ("--task", "ar/tiny", "--steps", 6, "--dev-n", 16, "--test-n", 8, "--train-n", 64)
 TINY = ("--arch", "delta_net", "--width", 16, "--device", "cpu", *AR)
 
 
-def test_train_prints_and_writes_what_evaluate_takes(run, monkeypatch, capsys, tmp_path):
+def test_train_prints_and_writes_what_evaluate_takes(run, tmp_path):
     out = tmp_path / "run"
-    code, stdout, stderr = run(*TINY, "--out", out)
+    code, stdout, stderr = run("train", *TINY, "--out", out)
     assert code == 0, stderr
     # Paths are printed whole, however long.
     assert max(len(line) for line in stdout.splitlines() if str(out) not in line) <= 80
     for word in ("trained 6 steps", "0.001", "ar/tiny", "accuracy", f"{out}"):
         assert word in stdout.replace("\n", "")
-    arguments = ["evaluate", "--model", str(out), "--task", "ar/tiny", "--n", "8", "--json"]
-    monkeypatch.setattr(sys, "argv", ["patchbench", *arguments])
-    with pytest.raises(SystemExit):
-        cli.main()
-    evaluated = json.loads(capsys.readouterr().out)
+    evaluated = json.loads(
+        run("evaluate", "--model", out, "--task", "ar/tiny", "--n", 8, "--json")[1]
+    )
     recorded = json.loads((out / "result" / "result.json").read_text())
     assert evaluated["accuracy"] == recorded["summary"]["accuracy"]
     assert "patchbench train" in recorded["provenance"]["command"]
 
 
-def test_what_a_training_that_was_killed_at_its_end_lacks_is_told(
-    run, monkeypatch, capsys, tmp_path
-):
+def test_what_a_training_that_was_killed_at_its_end_lacks_is_told(run, monkeypatch, tmp_path):
     """Its model is there and is measured; the note says that its own Result is not."""
     monkeypatch.chdir(tmp_path)
     note = "the training in run has not ended, and its own Result is missing"
 
     def told() -> bool:
-        arguments = ["evaluate", "--model", "run", "--task", "ar/tiny", "--n", "8"]
-        monkeypatch.setattr(sys, "argv", ["patchbench", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        assert not stopped.value.code
-        return note in " ".join(capsys.readouterr().out.split())
+        code, stdout, _ = run("evaluate", "--model", "run", "--task", "ar/tiny", "--n", 8)
+        assert code == 0
+        return note in " ".join(stdout.split())
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr("patchbench.training.job.Job.after", killed)
-        assert run(*TINY, "--out", "run")[0] == 130
+        assert run("train", *TINY, "--out", "run")[0] == 130
     assert told()
-    assert run(*TINY, "--out", "run")[0] == 0
+    assert run("train", *TINY, "--out", "run")[0] == 0
     assert not told()
 
 
 def test_the_grid_is_printed_and_json_is_alone_on_stdout(run, tmp_path):
     grid = ("--lr", "auto", "--lr-grid", "1e-4,1e-2")
-    code, stdout, _ = run(*TINY, *grid, "--out", tmp_path / "run")
+    code, stdout, _ = run("train", *TINY, *grid, "--out", tmp_path / "run")
     assert code == 0
     assert "dev loss" in stdout
-    code, stdout, stderr = run(*TINY, *grid, "--out", tmp_path / "run", "--json")
+    code, stdout, stderr = run("train", *TINY, *grid, "--out", tmp_path / "run", "--json")
     assert (code, stderr) == (0, "")
     content = json.loads(stdout)
     assert [line["rate"] for line in content["grid"]] == [1e-4, 1e-2]
@@ -91,21 +67,21 @@ def test_a_page_that_cannot_be_written_costs_no_numbers(run, monkeypatch, tmp_pa
     monkeypatch.setattr("patchbench.cli_train.send", lambda results, *_: sent.extend(results))
     out = tmp_path / "run"
     train = (*TINY, "--dynamics-every", 0, "--out", out)
-    assert run(*train, "--no-report")[0] == 0
+    assert run("train", *train, "--no-report")[0] == 0
     (out / "report.html").mkdir()
-    code, stdout, stderr = run(*train)
+    code, stdout, stderr = run("train", *train)
     assert code == 2
     assert "report.html cannot be written" in stderr
     assert stderr.count("\n") == 1
     assert "trained 6 steps" in stdout
     assert sent == ["run", "run"]
     (out / "report.html").rmdir()
-    assert run(*train)[0] == 0
+    assert run("train", *train)[0] == 0
     assert (out / "report.html").is_file()
 
 
 def test_architectures_are_listed(run):
-    code, stdout, _ = run("--arch", "list")
+    code, stdout, _ = run("train", "--arch", "list")
     assert code == 0
     for name in ("attention", "based", "mamba_noconv", "gated_delta_net"):
         assert name in stdout
@@ -156,7 +132,7 @@ def test_architectures_are_listed(run):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line_and_code_2(run, tmp_path, change, says):
-    code, stdout, stderr = run(*TINY, "--out", tmp_path / "run", *change)
+    code, stdout, stderr = run("train", *TINY, "--out", tmp_path / "run", *change)
     assert code == 2, stderr
     assert stdout == ""
     assert len(stderr.strip().splitlines()) == 1
@@ -173,7 +149,7 @@ def test_a_logger_that_is_not_installed_is_one_line_and_code_2(run, monkeypatch,
         "find_spec",
         lambda name, *rest: None if name == "wandb" else find(name, *rest),
     )
-    code, stdout, stderr = run(*TINY, "--out", tmp_path / "run", "--report-to", "wandb")
+    code, stdout, stderr = run("train", *TINY, "--out", tmp_path / "run", "--report-to", "wandb")
     assert (code, stdout) == (2, "")
     assert len(stderr.strip().splitlines()) == 1
     assert "logger 'wandb' cannot be used (WandbCallback requires wandb" in stderr
@@ -200,13 +176,13 @@ def test_wandb_without_a_login_is_one_line_and_code_2(tmp_path):
 
 
 def test_logging_to_none_is_no_logging(run, tmp_path):
-    code, _, stderr = run(*TINY, "--out", tmp_path / "run", "--report-to", "none")
+    code, _, stderr = run("train", *TINY, "--out", tmp_path / "run", "--report-to", "none")
     assert (code, stderr) == (0, "")
 
 
 def test_rates_that_differ_in_the_tenth_digit_are_told_apart(run, tmp_path):
     grid = ("--lr", "auto", "--lr-grid", "1e-3,0.001000000001")
-    code, stdout, stderr = run(*TINY, *grid, "--out", tmp_path / "run")
+    code, stdout, stderr = run("train", *TINY, *grid, "--out", tmp_path / "run")
     assert code == 0, stderr
     assert "0.001000000001" in stdout
     assert len([line for line in stdout.splitlines() if line.strip().startswith("0.001")]) == 2
@@ -219,12 +195,12 @@ def test_what_does_not_fit_together_is_one_line_and_code_2(run, tmp_path):
         "max_position_embeddings": ("--arch", "attention", "--option", "max_position_embeddings=4"),
     }
     for says, model in cases.items():
-        code, _, stderr = run(*model, *AR, "--out", tmp_path / "run")
+        code, _, stderr = run("train", *model, *AR, "--out", tmp_path / "run")
         assert code == 2, stderr
         assert len(stderr.strip().splitlines()) == 1
         assert says in stderr
-    code, _, stderr = run(*TINY, "--out", tmp_path / "run2")
+    code, _, stderr = run("train", *TINY, "--out", tmp_path / "run2")
     assert code == 0, stderr
-    code, _, stderr = run(*TINY, "--out", tmp_path / "run2", "--seed", 1)
+    code, _, stderr = run("train", *TINY, "--out", tmp_path / "run2", "--seed", 1)
     assert code == 2
     assert "training.seed: 0 → 1" in stderr
