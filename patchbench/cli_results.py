@@ -4,6 +4,7 @@ Nothing is computed by a model here; everything comes from the folders of Result
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -180,10 +181,10 @@ def _check_html(html: Path | None, overwrite: bool) -> None:
     """Check that a page can be written, before the work."""
     if html is None:
         return
-    if html.is_dir():
+    if os.path.isdir(html):
         raise UserError(f"{html} is a folder", "name a file, for example report.html")
-    if html.exists() and not overwrite:
+    if os.path.lexists(html) and not overwrite:
         raise UserError(f"{html} exists", "name another file, or pass --overwrite")
-    if not html.absolute().parent.is_dir():
+    if not os.path.isdir(html.absolute().parent):
         raise UserError(f"{html.parent} is no folder", "make it first")
     check_writable(html, overwrite=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 from patchbench.common import UserError, near_names
 from patchbench.engines import ENGINES
-from patchbench.results import MOST_RESAMPLES
 from patchbench.site_expressions import parse
 from patchbench.sites import Position
+from patchbench.statistics import MOST_RESAMPLES
 from patchbench.tasks.templates import TEMPLATES
 
 DIRECTIONS = ("denoise", "noise")

@@ -17,11 +17,6 @@ VERSION = 1
 JSON_FILE = "result.json"
 # Folders in a Result's own, of what it is read against.
 DEV, UNTRAINED = "dev", "untrained"
-# What everything that shows a Result relies on.
-_SUMMARY = (
-    *("model", "task", "n", "accuracy", "accuracy_in_context", "accuracy_beyond_heuristics"),
-    *("floor", "strata", "runs", "verdict"),
-)
 
 
 def read_json(directory: Path) -> dict[str, Any]:
@@ -48,15 +43,13 @@ def read_json(directory: Path) -> dict[str, Any]:
         newer = isinstance(version, int) and version > VERSION
         remedy = "update patchbench" if newer else "run the evaluation again"
         raise UserError(f"{path} has version {version}, this patchbench reads {VERSION}", remedy)
-    for name in ("config", "provenance", "summary", "rows"):
-        if not isinstance(content.get(name), dict):
-            raise UserError(f"{path} is damaged", f"it lacks {name!r}")
-    for name in _SUMMARY:
-        if name not in content["summary"]:
-            raise UserError(
-                f"{path} is damaged, or of an earlier patchbench: its summary lacks {name!r}",
-                "run the evaluation again",
-            )
+    from patchbench.result_schema import check  # pydantic is imported where a Result is read
+
+    if problem := check(content):
+        raise UserError(
+            f"{path} is damaged, or of an earlier patchbench ({problem})",
+            "run the evaluation again",
+        )
     return content
 
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["METRICS", "ROW_SCHEMA", "Result", "collect_provenance"]
 
-# More do not fit into memory.
-MOST_RESAMPLES = 100_000
 _ROWS = "rows.parquet"
 
 
@@ -214,8 +212,11 @@ class Result:
             report: whether to add `report.html`, a page of about 5 MB that needs no network.
 
         Raises:
-            UserError: it exists and `overwrite` is false, or it cannot be written.
+            UserError: it exists and `overwrite` is false, it cannot be written, or the Result is
+                one that `load` would refuse.
         """
+        from patchbench.result_schema import check
+
         with fresh_directory(directory, overwrite=overwrite) as temporary:
             pq.write_table(self.rows, temporary / _ROWS)
             content = {
@@ -228,6 +229,11 @@ class Result:
                 "beside": list(self.beside),
             }
             text = json.dumps(content, indent=2, allow_nan=False)
+            if problem := check(json.loads(text)):
+                raise UserError(
+                    f"this Result is not whole ({problem}), and could not be read again",
+                    "make it by `evaluate`, or with provenance as `collect_provenance` gives it",
+                )
             (temporary / JSON_FILE).write_text(text + "\n", encoding="utf-8")
             for name, other in self.beside.items():
                 other.save(temporary / name)
@@ -267,31 +273,13 @@ class Result:
             raise UserError(
                 f"{path} has other columns than version {VERSION}", "run the evaluation again"
             )
-        loaded = cls(
+        return cls(
             config=content["config"],
             provenance=content["provenance"],
             summary=content["summary"],
             rows=rows,
             beside={name: cls.load(directory / name) for name in beside(content, directory)},
         )
-        loaded._check(directory / JSON_FILE)
-        return loaded
-
-    def _check(self, path: Path) -> None:
-        """Raise `UserError` if what every reader relies on is not what it must be."""
-        try:
-            _ = self.accuracy, self.accuracy_in_context
-            _ = [Position.parse(text) for text in self.config.get("positions") or ()]
-            seed, resamples = self.config.get("seed", 0), self.config.get("resamples", 1)
-            known = isinstance(seed, int) and isinstance(resamples, int)
-            if not known or seed < 0 or not 0 < resamples <= MOST_RESAMPLES:
-                raise ValueError(f"seed {seed}, resamples {resamples}")
-            if not isinstance(self.summary["runs"], list):
-                raise TypeError("runs are no list")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{path} is damaged ({type(error).__name__}: {error})", "run the evaluation again"
-            ) from None
 
     def _attribs(
         self, corruption: str, direction: str, metric: str, sites: Sequence[str] | None

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 2000
+# More do not fit into memory.
+MOST_RESAMPLES = 100_000
 LEVEL = 0.95
 # Smaller differences are rounding: they are equal on another machine or not at all.
 ROUNDING = 1e-6

@@ -54,6 +54,8 @@ def fresh_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Pa
             new.chmod(0o755)
             yield new
             _flush_all(new)
+            if not overwrite:  # another process may have made it meanwhile
+                _check_free(path)
             _put_in_place(new, path)
 
 
@@ -131,8 +133,8 @@ def check_writable(
         recover(path)
         # What had been replaced is given up only by who replaces it again.
         clear(path, NEW, *([OLD] if overwrite and os.path.lexists(path) else []))
-        if os.path.lexists(path) and not overwrite:
-            raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
+        if not overwrite:
+            _check_free(path)
         for kept in (Path(item).resolve() for item in (Path.home(), *keep) if item):
             if kept.is_relative_to(place):
                 raise UserError(f"{path} is not replaced: it holds {kept}", "choose another --out")
@@ -145,6 +147,11 @@ def check_writable(
         clear(parent / _OURS, NEW)
         with temporary(parent / _OURS, NEW, folder=True) as trial:
             (trial / within).mkdir(parents=True)
+
+
+def _check_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists", "choose another --out or pass --overwrite")
 
 
 @contextmanager

@@ -327,6 +327,6 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def show_interval(estimate: dict[str, float]) -> str:
+def show_interval(estimate: Mapping[str, Any]) -> str:
     """Format as 0.438 [0.323, 0.559]."""
-    return escape(f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]")
+    return escape(str(Estimate.from_json(estimate)))

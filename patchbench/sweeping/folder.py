@@ -14,6 +14,7 @@ A sweep may grow: more seeds, widths or architectures in the same folder are add
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -159,9 +160,9 @@ def read_sweep(path: str | Path) -> SweepFolder:
 
 
 def _is_taken(path: Path) -> bool:
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):
         raise UserError(f"{path} is a file", "choose another --out")
-    return path.is_dir() and not is_blank(path, path / SWEEP_FILE)
+    return os.path.isdir(path) and not is_blank(path, path / SWEEP_FILE)
 
 
 def _settings(run: RunConfig) -> dict[str, Any]:

@@ -10,7 +10,14 @@ from patchbench.sites import Site
 
 PROVENANCE: dict[str, Any] = {
     "model": {"name": "m", "num_parameters": 1, "dtype": "float32", "device": "cpu"},
-    "task": {"name": "t", "seed": 0, "floors": {"guess": 0.25, "either": 0.5}, "floor": "guess"},
+    "task": {
+        "name": "t",
+        "seed": 0,
+        "config": {},
+        "floors": {"guess": 0.25, "either": 0.5},
+        "floor": "guess",
+    },
+    "dataset": {"rows": 20, "sha256": "0"},
     "template": None,
     "notes": [],
 }
