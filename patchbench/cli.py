@@ -6,6 +6,7 @@ asked (one line), 1 for a bug or a failed control, 130 when interrupted.
 """
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -55,6 +56,7 @@ _UsageError: type[Exception] = next(
 )
 
 _IN_FULL = warnings.formatwarning
+_SMALLER = "take a smaller model, --batch-size or --n, or another machine"
 
 app = typer.Typer(
     name="patchbench",
@@ -67,12 +69,12 @@ app = typer.Typer(
 tasks_app = typer.Typer(help="List the tasks, or export one as a dataset.")
 app.command(cls=ListsOnce)(evaluate)
 app.command()(train)
-app.command()(sweep)
+app.command(cls=ListsOnce)(sweep)
 app.command()(recipes)
 app.command()(show)
-app.command()(compare)
+app.command(cls=ListsOnce)(compare)
 app.command()(pool)
-app.command()(leaderboard)
+app.command(cls=ListsOnce)(leaderboard)
 app.command()(log)
 app.command()(selftest)
 app.command()(doctor)
@@ -180,7 +182,9 @@ def main() -> None:
 
 
 def _run() -> int:
+    _speak_plainly()
     try:
+        _check_arguments()
         code = app(prog_name="patchbench", standalone_mode=False)
         if sys.stdout is not None:  # it may be closed
             sys.stdout.flush()  # a full disk is told here, not after the exit code
@@ -196,11 +200,41 @@ def _run() -> int:
         code = _misused(error)
     except ControlError as error:
         code = _fail(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        what = f"out of memory ({error})" if str(error) else "out of memory"
+        code = _fail(f"{what}: {_SMALLER}", 2)
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             raise
         code = _unwritable(error)
     return int(code or 0)
+
+
+def _speak_plainly() -> None:
+    """Escape what the terminal's encoding has no character for, rather than fail at it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _check_arguments() -> None:
+    """Raise `UserError` for bytes that are no text: Arrow's files have no such names."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{argument!r} is not text in this locale", "rename it, or set PYTHONUTF8=1"
+            ) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # PyTorch has a class of its own for GPUs alone.
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory")
+    )
 
 
 def _misused(error: Any) -> int:

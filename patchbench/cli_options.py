@@ -79,7 +79,10 @@ class Interrupted(Exception):
 class ListsOnce(typer.core.TyperCommand):
     """A command that refuses a list which is given twice: the last alone would count, unseen."""
 
-    lists = ("--components", "--corruption", "--direction", "--layers", "--positions")
+    lists = (
+        *("--components", "--corruption", "--direction", "--layers", "--positions"),
+        *("--arch", "--widths", "--lrs", "--seeds"),
+    )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what was typed.

@@ -9,7 +9,10 @@ import time
 import pytest
 
 from patchbench import cli
+from patchbench.adapters.bundled import WEIGHTS
 from tests.tiny_models import tiny
+
+RESULT = str(WEIGHTS / "ar-based" / "result").encode()
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,40 @@ def test_a_bug_is_code_1_and_shows_where(model_dir):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 67 bytes."),
+    ],
+)
+def test_no_memory_is_one_line_and_code_2(run, monkeypatch, error):
+    def list_tasks():
+        raise error
+
+    monkeypatch.setattr("patchbench.tasks.list_tasks", list_tasks)
+    code, _, stderr = run("tasks")
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert stderr.startswith("patchbench: out of memory")
+    assert "--batch-size" in stderr
+
+
+@pytest.mark.parametrize("name", [RESULT, b"\xff\xfe"], ids=["numbers", "no text"])
+def test_a_terminal_that_knows_ascii_alone(name):
+    done = subprocess.run(
+        [sys.executable, "-c", "from patchbench.cli import main; main()", "show", name],
+        env={**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        encoding="ascii",
+    )
+    if name != RESULT:
+        assert done.returncode == 2
+        assert done.stderr.startswith("patchbench: '\\udcff\\udcfe' is not text in this locale: ")
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "wrong position 0.00 \\xb10.00" in done.stdout
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback():
