@@ -198,11 +198,11 @@ class SummaryJson(TypedDict):
 class ConfigJson(TypedDict):
     """The settings of the evaluation that readers ask for."""
 
+    components: list[str]
+    corruptions: list[str]
     n: NotRequired[Count]
     split: NotRequired[str | None]
-    corruptions: NotRequired[list[str]]
     directions: NotRequired[list[str]]
-    components: NotRequired[list[str] | None]
     positions: NotRequired[list[Annotated[str, AfterValidator(_position)]] | None]
     template: NotRequired[str | None]
     seed: NotRequired[Count]

@@ -23,7 +23,14 @@ EFFECTS = {
     "L2.q[1]@value": 0.1,
     "embed@value": 0.0,
 }
-CONFIG = {"seed": 3, "resamples": 200, "positions": ("value+1", "value", "key"), "split": "test"}
+CONFIG = {
+    "seed": 3,
+    "resamples": 200,
+    "corruptions": ["key"],
+    "components": ["block_input"],
+    "positions": ("value+1", "value", "key"),
+    "split": "test",
+}
 
 
 def make(rows: pa.Table | None = None, **settings) -> Result:
