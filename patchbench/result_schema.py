@@ -199,7 +199,7 @@ class ConfigJson(TypedDict):
     """The settings of the evaluation that readers ask for."""
 
     components: list[str]
-    corruptions: list[str]
+    corruptions: NotRequired[list[str]]
     n: NotRequired[Count]
     split: NotRequired[str | None]
     directions: NotRequired[list[str]]

@@ -28,7 +28,8 @@ def token_strip(result: "Result") -> go.Figure | None:
     if not example:
         return None
     tokens, roles = example["tokens"], {index: name for name, index in example["roles"].items()}
-    asked = [name for name in result.config["corruptions"] if name in example["corruptions"]]
+    asked = [run["corruption"] for run in result.summary["runs"]]
+    asked = [name for name in dict.fromkeys(asked) if name in example["corruptions"]]
     rows = -(-len(tokens) // TOKENS_A_ROW)
     figure = go.Figure()
     hover = []
