@@ -162,3 +162,8 @@ def calm_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from tqdm import tqdm
+
+    # Its thread watches bars that nobody sees, and Python waits for ever for a thread that finds no
+    # memory to begin with.
+    tqdm.monitor_interval = 0

@@ -270,7 +270,7 @@ class ProvenanceJson(TypedDict):
     command: NotRequired[str | None]
     template: NotRequired[str | None]
     example: NotRequired[ExampleJson | None]
-    engine: NotRequired[EngineJson | None]
+    engine: NotRequired[EngineJson]
 
 
 @_STRICT
