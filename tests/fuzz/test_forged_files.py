@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import patchbench as pb
+from patchbench.common import UserError
 from patchbench.report import terminal
 from patchbench.results import Result
 from patchbench.training.folder import read_folder
@@ -66,7 +67,16 @@ def test_other_bytes_where_json_is_read(folder, name, data):
         told(read_folder, folder)
     elif (result := told(Result.load, folder / "result")) is not None:
         with redirect_stdout(StringIO()):
-            terminal.print_result(result)
+            told(terminal.print_result, result)
+
+
+def test_a_site_that_is_none_is_refused(folder):
+    edited = copy.deepcopy(content("result/result.json"))
+    edited["summary"]["runs"][0]["effects"][0]["site"] = "\x80.block_input@query"
+    shutil.copyfile(FOLDER / "rows.parquet", folder / "result" / "rows.parquet")
+    written(folder / "result" / "result.json", edited)
+    with pytest.raises(UserError, match="is not a site"):
+        terminal.print_result(Result.load(folder / "result"))
 
 
 @st.composite
