@@ -2,7 +2,8 @@
 
 It parses, calls the library and prints; nothing is decided here. Heavy imports happen inside the
 commands, so that `patchbench --help` answers at once. Exit codes: 0, 2 for a mistake in what was
-asked (one line), 1 for a bug or a failed control, 130 when interrupted.
+asked or a machine that has no room for it (one line), 1 for a bug or a failed control, 130 when
+interrupted.
 """
 
 import errno

@@ -7,6 +7,7 @@ Use:
     check({"config": …, "provenance": …, "summary": …, "rows": …})    # "summary.n: …", or None
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -14,7 +15,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypedDict
 
 from patchbench.common import UserError
-from patchbench.sites import Position
+from patchbench.sites import Position, single_site
 from patchbench.statistics import MOST_RESAMPLES
 
 # Numbers are numbers and words are words; nothing is turned into another.
@@ -23,12 +24,22 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _position(text: str) -> str:
-    try:
-        Position.parse(text)
-    except UserError as error:
-        raise ValueError(str(error)) from None
-    return text
+def _read_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return a check that a text is one that `parse` takes."""
+
+    def check_text(text: str) -> str:
+        try:
+            parse(text)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    return AfterValidator(check_text)
+
+
+PositionText = Annotated[str, _read_by(Position.parse)]
+# Single sites, and several at once.
+SiteText = Annotated[str, _read_by(single_site)]
 
 
 @_STRICT
@@ -63,14 +74,14 @@ class VerdictJson(TypedDict):
     generalises: str
     appears: EstimateJson | None
     arrives: EstimateJson | None
-    sites: dict[str, EstimateJson]
+    sites: dict[SiteText, EstimateJson]
 
 
 @_STRICT
 class EffectJson(TypedDict):
     """Attrib of a site by each metric, and whether it is told from 0."""
 
-    site: str
+    site: SiteText
     attrib: EstimateJson
     attrib_logp: EstimateJson | None
     attrib_logit_diff: EstimateJson | None
@@ -82,7 +93,7 @@ class EffectJson(TypedDict):
 class SiteJson(TypedDict):
     """Attrib of a site in one stratum."""
 
-    site: str
+    site: SiteText
     attrib: EstimateJson
 
 
@@ -91,7 +102,7 @@ class ControlJson(TypedDict):
     """A control that must hold: what an intervention that changes nothing changed."""
 
     control: str
-    site: str
+    site: SiteText
     error: Finite
     tolerance: Finite
     passed: bool
@@ -102,7 +113,7 @@ class SoftControlJson(TypedDict):
     """A control that should show no effect."""
 
     control: str
-    site: str
+    site: SiteText
     attrib: EstimateJson
 
 
@@ -203,7 +214,7 @@ class ConfigJson(TypedDict):
     n: NotRequired[Count]
     split: NotRequired[str | None]
     directions: NotRequired[list[str]]
-    positions: NotRequired[list[Annotated[str, AfterValidator(_position)]] | None]
+    positions: NotRequired[list[PositionText] | None]
     template: NotRequired[str | None]
     seed: NotRequired[Count]
     resamples: NotRequired[Annotated[int, Field(ge=1, le=MOST_RESAMPLES)]]

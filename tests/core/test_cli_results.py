@@ -102,6 +102,8 @@ MISTAKES = {
     "show one --html one": "one is a folder: name a file",
     "show one --html there.html": "there.html exists: name another file, or",
     "show one --html /proc/x.html": "/proc/x.html cannot be written",
+    f"show one --html {'n' * 255}": "cannot be written (File name too long)",
+    f"show one --html {'n' * 256}": "cannot be written (File name too long)",
     "leaderboard . --out one": "one is a folder: name a file",
     "leaderboard . --out there.html": "there.html exists: name another file, or",
     "leaderboard . --out no/where.html": "no is no folder: make it first",

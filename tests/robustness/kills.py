@@ -155,9 +155,8 @@ class Trials:
         self.changes = [file.stat().st_size if file.exists() else 0 for file in told]
 
     def _counting(self, trial: str) -> tuple[Callable[[], None], Callable[[], None]]:
-        return tuple(  # type: ignore[return-value]
-            changes(None, self.folder / f"{trial}.{who}") for who in ("main", "worker")
-        )
+        main, worker = (self.folder / f"{trial}.{who}" for who in ("main", "worker"))
+        return changes(None, main), changes(None, worker)
 
     def _place(self, trial: str) -> Path:
         place = self.folder / trial
@@ -202,6 +201,7 @@ class Trials:
         trial = f"k{number}"
         if not self._killed(trial):
             self.counts["ended before"] += 1
+            self._forget(trial)
             return
         place = self._place(trial)
         self.counts["killed"] += 1

@@ -157,7 +157,7 @@ class _Worker:
                 os.dup2(outcomes, 1)
                 os.dup2(stderr.fileno(), 2)
                 os.closerange(3, _HANDLES)  # locks among them
-                sys.stdin = open(0)  # noqa: SIM115
+                sys.stdin = os.fdopen(0)
                 torch.set_num_threads(1)
                 if in_worker is not None:
                     in_worker()

@@ -49,6 +49,20 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
     assert os.listdir(path.parent) == ["run"]
 
 
+def test_a_folder_that_another_process_made_meanwhile_is_kept(tmp_path):
+    path = tmp_path / "run"
+
+    def written_twice():
+        with fresh_directory(path):
+            path.mkdir()
+            (path / "theirs").write_text("theirs")
+
+    with pytest.raises(UserError, match="run exists"):
+        written_twice()
+    assert os.listdir(tmp_path) == ["run"]
+    assert os.listdir(path) == ["theirs"]
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_failed_folder_leaves_the_old_one(tmp_path, overwrite):
     path = tmp_path / "run"

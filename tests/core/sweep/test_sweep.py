@@ -168,6 +168,11 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path, make, says):
         sweep(sweep_of(GOOD), out=tmp_path / "s", executor=Inline())
 
 
+def test_a_name_that_is_too_long_is_told(tmp_path):
+    with pytest.raises(UserError, match="File name too long"):
+        sweep(sweep_of(GOOD), out=tmp_path / ("s" * 256), executor=Inline())
+
+
 def test_a_run_that_cannot_be_is_told_before_any_begins(tmp_path):
     executor = Inline()
     with pytest.raises(UserError, match="mambo"):
